@@ -1,0 +1,153 @@
+"""Compare one lowering with PyTorch's CPU kernel: same values, same dtypes, same shapes.
+
+    check(aten.add.Tensor, a, 2.5, alpha=3)
+
+Arguments are CPU tensors and Python values, as the schema has them. As on the device, floats in `Scalar` and
+`Tensor` slots (and in `Scalar[]`) are traced 0-d float64 arrays, and the lowering runs under `jax.jit`.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402
+import ml_dtypes  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
+
+import tpu_lab.backend.ops  # noqa: E402, F401 (fills the table)
+from tpu_lab.backend import dtypes, lowering, registry  # noqa: E402
+
+_BITS = {  # dtypes that numpy does not know: same bits, another name
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+}
+
+
+def check(overload, *args, rtol=None, atol=None, **kwargs):
+    """Assert that the lowering of `overload` (or of its functional twin) gives PyTorch's CPU answer.
+
+    For an overload that writes (`_fused_adamw_`), the new values of the written arguments are compared.
+    rtol, atol: as in torch.testing.assert_close (give both or none).
+    """
+    truth = expected(overload, args, kwargs)
+    answer = lowered(overload, *args, outputs=[(tuple(t.shape), t.dtype) for t in truth], **kwargs)
+    assert len(answer) >= len(truth), f"{overload}: {len(answer)} results, PyTorch gives {len(truth)}"
+    for i, (got, want) in enumerate(zip(answer, truth)):
+        where = f"{overload} output {i} of {_describe(args, kwargs)}"
+        torch.testing.assert_close(
+            got, want, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, msg=lambda m: f"{where}\n{m}"
+        )
+
+
+def expected(overload, args, kwargs) -> list[torch.Tensor]:
+    """PyTorch's CPU answer: the outputs, then the new values of what the lowering `mutates`; for a writing overload what it wrote."""
+    args, kwargs = _copy(args), {k: _copy(v) for k, v in kwargs.items()}
+    result = overload(*args, **kwargs)
+    values = {**{a.name: v for a, v in zip(overload._schema.arguments, args)}, **kwargs}
+    written = registry.writes(overload)
+    if written:
+        return _tensors([values.get(name) for name in written])
+    mutated = registry.find(overload).mutates if registry.find(overload) else ()
+    return _tensors([result, *[values.get(name) for name in mutated]])
+
+
+def lowered(overload, *args, outputs=None, key=0, **kwargs) -> list[torch.Tensor]:
+    """Run the lowering of `overload` under jit and give its results as CPU tensors.
+
+    outputs: ((shape, torch dtype), ...) of the results, as the meta kernel would tell; key: seed of a random op.
+    """
+    entry = registry.find(overload) or registry.find(registry.functional(overload) or overload)
+    assert entry is not None, f"no lowering for {overload}"
+    kwargs = {k: v for k, v in kwargs.items() if k not in registry.NEVER_PASSED}
+    compute = lowering.promoted(entry, args, kwargs)
+    types = {a.name: str(a.type) for a in overload._schema.arguments}
+    order = [a.name for a in overload._schema.arguments]
+    leaves = []
+    plan_args = [_plan(v, order[i], types[order[i]], entry, leaves) for i, v in enumerate(args)]
+    plan_kwargs = {k: _plan(v, k, types[k], entry, leaves) for k, v in kwargs.items()}
+
+    def run(key, leaves):
+        return lowering.call(
+            entry,
+            [_fill(p, leaves) for p in plan_args],
+            {k: _fill(p, leaves) for k, p in plan_kwargs.items()},
+            outputs,
+            compute,
+            key,
+        )
+
+    return [to_torch(r) for r in jax.jit(run)(jax.random.key(key), leaves)]
+
+
+class _Leaf(int):
+    """Place of a traced argument in the list of leaves."""
+
+
+def _plan(value, name, kind, entry, leaves):
+    """The argument with each runtime value replaced by its place among the leaves."""
+    if isinstance(value, torch.Tensor):
+        leaves.append(to_numpy(value))
+    elif isinstance(value, (list, tuple)):
+        return [_plan(v, name, kind, entry, leaves) for v in value]
+    elif type(value) is float and ("Tensor" in kind or "Scalar" in kind or "number" in kind or name in entry.runtime):
+        leaves.append(np.float64(value))
+    elif type(value) is int and "Tensor" in kind and entry.runtime_ints:
+        leaves.append(np.int64(value))
+    else:
+        return value
+    return _Leaf(len(leaves) - 1)
+
+
+def _fill(plan, leaves):
+    if isinstance(plan, list):
+        return [_fill(p, leaves) for p in plan]
+    return leaves[plan] if type(plan) is _Leaf else plan
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """A CPU tensor as a numpy array of jax's dtype, bit by bit."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    if tensor.dtype in _BITS:
+        bits, name = _BITS[tensor.dtype]
+        return tensor.view(bits).numpy().view(name)
+    return tensor.numpy()
+
+
+def to_torch(array) -> torch.Tensor:
+    """A jax array as a CPU tensor, bit by bit."""
+    dtype = dtypes.to_torch(array.dtype)
+    array = np.array(array)
+    if dtype in _BITS:
+        return torch.from_numpy(array.view(dtypes.to_jax(_BITS[dtype][0]))).view(dtype)
+    return torch.from_numpy(array)
+
+
+def _tensors(values) -> list[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, (list, tuple)):
+        return [t for v in values for t in _tensors(v)]
+    return []
+
+
+def _copy(value):
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, (list, tuple)):
+        return [_copy(v) for v in value]
+    return value
+
+
+def _describe(args, kwargs) -> str:
+    def one(v):
+        if isinstance(v, torch.Tensor):
+            return dtypes.aval(v.shape, v.dtype)
+        return "[" + ", ".join(map(one, v)) + "]" if isinstance(v, (list, tuple)) else repr(v)
+
+    return "(" + ", ".join([*map(one, args), *(f"{k}={one(v)}" for k, v in kwargs.items())]) + ")"
