@@ -1,0 +1,111 @@
+"""The carrier: a plain torch.Tensor on "tpu" whose storage holds one immutable value.
+
+The value is a `jax.Array` or a `Pending` (a result of the deferred graph that has not run). It sits in a `Cell`,
+a Python attribute of the C++ storage, so it lives exactly as long as the storage: through detach, saved tensors,
+`nn.Parameter` and every view. Storages have their true size and a unique address that nobody ever dereferences, so
+`data_ptr()`, tied weights and `torch.save` with aliases work.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tpu_lab.backend.window import Base, Window, base, contiguous_strides, memory_order, window
+
+_create = torch._C._acc.create_empty_tensor
+_storage = torch._C._construct_storage_from_data_pointer
+_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+_KERNEL_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)  # set_ only edits metadata: the CPU kernel serves
+DEVICE = None  # torch.device("tpu:0"), set by device.py once the name exists
+
+
+class Cell:
+    """What a storage holds: `value` (jax.Array or Pending) of the shape and dtype that `base` says."""
+
+    __slots__ = ("__weakref__", "base", "value")
+
+    def __init__(self, value, base: Base):
+        self.value = value
+        self.base = base
+
+
+class Pending:
+    """A value of the deferred graph: output `index` of `graph`, until the flush puts `array` in place."""
+
+    __slots__ = ("__weakref__", "array", "graph", "index")
+
+    def __init__(self, graph, index: int):
+        self.graph = graph
+        self.index = index
+        self.array = None
+
+
+_next_address = 1 << 44
+
+
+def new_storage(nbytes: int):
+    """An UntypedStorage of this size on "tpu" with a fresh address and no cell yet."""
+    global _next_address
+    address = _next_address
+    _next_address = address + ((nbytes + 511) & ~255)
+    return _storage(address, DEVICE, nbytes)
+
+
+def make(value, where: Base, size, stride, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+    """A fresh tensor over a fresh storage that holds `value`.
+
+    value: jax.Array or Pending of `where.shape`; size, stride, offset in elements of `dtype`.
+    """
+    storage = new_storage(where.nbytes)
+    storage._tpu = Cell(value, where)
+    tensor = _create((), dtype)
+    _set(_KERNEL_KEYS, tensor, storage, offset, size, stride)
+    return tensor
+
+
+def layout(size, stride, dtype: torch.dtype) -> tuple[Base, tuple[int, ...] | None]:
+    """The base for a fresh tensor of these strides, and the permutation that brings its values to memory order.
+
+    A tensor with gaps (`empty_strided`) gets a flat base that spans them, and no permutation.
+    """
+    size = tuple(size)
+    order = memory_order(size, stride)
+    if order is None:
+        span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if math.prod(size) else 0
+        return base((span,), dtype), None
+    return base(tuple(size[d] for d in order), dtype), order
+
+
+def cell(tensor: torch.Tensor) -> Cell:
+    """The cell of a tensor on "tpu". RuntimeError if its storage was made behind the backend's back."""
+    storage = tensor.untyped_storage()
+    try:
+        return storage._tpu
+    except AttributeError:
+        pass
+    if storage.nbytes() == 0:  # torch made an empty storage itself (tensor.set_(), a fresh out=)
+        return adopt(storage, tensor.dtype)
+    raise RuntimeError(
+        f"this tensor of shape {tuple(tensor.shape)} lies on a 'tpu' storage that no tpu_lab call made: "
+        "it was built from a raw data pointer. Copy the values instead: source.to('tpu')"
+    )
+
+
+def adopt(storage, dtype: torch.dtype) -> Cell:
+    """Give a storage without a value zeros of its size, seen as `dtype`."""
+    import jax.numpy as jnp
+
+    where = base((storage.nbytes() // dtype.itemsize,), dtype)
+    storage._tpu = found = Cell(jnp.zeros(where.shape, where.jdtype), where)
+    return found
+
+
+def window_of(tensor: torch.Tensor, where: Base) -> Window:
+    """The window of a tensor over its base."""
+    return window(where, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
+
+
+def strides_for(size) -> tuple[int, ...]:
+    return contiguous_strides(size)

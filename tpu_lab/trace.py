@@ -1,0 +1,161 @@
+"""The records: what the backend writes and the lab reads. Standard library only, imports nothing of ours.
+
+`active` is the one `if` that the backend pays when nobody records. A Trace is bounded: what does not fit is
+counted in `dropped`, never silently lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+# Why a deferred graph ran: the closed list. (key, words for people)
+REASONS = {
+    "strict": "strict mode: each op runs at once",
+    "debug": "debug mode: each op runs and waits",
+    "item": "item() needs the value",
+    "print": "print needs the values",
+    "bool": "bool() needs the value",
+    "numpy": "numpy() needs the values",
+    "cpu": "copy to the CPU",
+    "synchronize": "synchronize",
+    "backward end": "end of backward",
+    "step end": "the optimizer step ended",
+    "loop": "a repeated run of ops was detected",
+    "compiled": "a compiled graph ran",
+    "unsupported": "an op without a TPU lowering ran on the CPU",
+    "data-dependent": "the result's shape depends on the data",
+    "size limit": "the deferred graph reached its size limit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """One ATen call that reached the device."""
+
+    index: int  # program order, from 0
+    name: str  # "aten.add.Tensor"
+    inputs: tuple[str, ...]  # ("f32[8,8]", "f32[8,8]")
+    outputs: tuple[str, ...]
+    static: tuple[str, ...]  # ("dim=1", "keepdim=True")
+    kind: str  # matmul | elementwise | reduce | movement | random | host | view
+    module: str  # "h.0.attn.c_attn", "" outside modules
+    file: str  # the user's file; for a backward op that of its forward op; "" if unknown
+    line: int
+    code: str  # the stripped source line
+    phase: str  # "forward" | "backward" | "optimizer"
+    forward: int | None  # for a backward op: the index of its forward op, if known
+    launch: int | None  # the launch that ran it; None for a free view
+    flops: int  # model convention: one multiply-add = 2
+    bytes: int  # logical bytes read and written
+    time_ns: int  # host clock (perf_counter_ns) when it was called
+    record_ns: int  # what recording it cost
+    fallback: bool = False  # ran on the CPU, as no lowering exists
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRecord:
+    """One execution of one XLA program."""
+
+    index: int
+    ops: tuple[int, ...]  # OpRecord indices that it ran, in order
+    cache: str  # "hit" | "miss" | "disk"
+    reason: str  # a key of REASONS
+    file: str  # the user's line that forced it
+    line: int
+    code: str
+    mode: str  # "strict" | "debug" | "fused" | "compiled"
+    key: str  # short hash of the cache key
+    time_ns: int  # start, host clock
+    lookup_ns: int  # building the key and finding the program (no compile in it)
+    compile_ns: int  # 0 on a hit
+    dispatch_ns: int  # the call into XLA, until it returned
+    device_ns: int  # until the results were ready, after dispatch returned; 0 if nobody waited
+    flops: int
+    bytes: int
+    inputs: int  # leaves
+    outputs: int  # live values
+    donated: int
+    step: int  # optimizer steps finished before it, within this trace
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRecord:
+    """One program that was made or read back."""
+
+    launch: int
+    key: str
+    tier: str  # "compiled" | "disk"
+    trace_ns: int
+    lower_ns: int
+    compile_ns: int
+    why: str  # a plain sentence: "first time this graph ran", "x: f32[31,128], was f32[32,128] (...)"
+    cause: str  # first | shape | dtype | constant | ops | live set | donation | option | mode
+    site: str  # "train.py:43", the call site
+    hlo: object = None  # callable () -> optimised HLO text, or None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRecord:
+    """The host waited for the device, or moved data: item(), cpu(), a copy to the device."""
+
+    what: str  # "item" | "cpu" | "to tpu" | "synchronize" | ...
+    file: str
+    line: int
+    code: str
+    time_ns: int
+    wait_ns: int  # waiting for the device
+    copy_ns: int  # moving bytes
+    bytes: int
+
+
+@dataclass
+class Trace:
+    """A bounded recording. The four lists are in program order."""
+
+    limit: int = 200_000
+    ops: list[OpRecord] = field(default_factory=list)
+    launches: list[LaunchRecord] = field(default_factory=list)
+    compiles: list[CompileRecord] = field(default_factory=list)
+    waits: list[WaitRecord] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
+    marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end", ns) and the like, set by profile()
+    live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
+    dropped: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    meta: dict = field(default_factory=dict)  # mode, platform, device, versions, cores
+
+    def add(self, kind: str, record) -> None:
+        """Append to `ops`, `launches`, `compiles`, `waits` or `live`, or count it as dropped."""
+        records = getattr(self, kind)
+        if len(records) < self.limit:
+            records.append(record)
+        else:
+            self.dropped += 1
+
+
+active: Trace | None = None
+_lock = threading.Lock()
+
+
+def start(limit: int = 200_000) -> Trace:
+    """Begin recording. One trace at a time; RuntimeError when one is active."""
+    global active
+    with _lock:
+        if active is not None:
+            raise RuntimeError("a profile is already active: profiles do not nest, end the other one first")
+        active = Trace(limit=limit, start_ns=time.perf_counter_ns())
+        return active
+
+
+def stop() -> Trace:
+    """End recording and give the trace."""
+    global active
+    with _lock:
+        trace, active = active, None
+    if trace is None:
+        raise RuntimeError("no profile is active")
+    trace.end_ns = time.perf_counter_ns()
+    return trace
