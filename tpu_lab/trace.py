@@ -52,6 +52,7 @@ class OpRecord:
     time_ns: int  # host clock (perf_counter_ns) when it was called
     record_ns: int  # what recording it cost
     fallback: bool = False  # ran on the CPU, as no lowering exists
+    host_ns: int = 0  # host time of the whole call, recording included; 0 if not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class LaunchRecord:
     outputs: int  # live values
     donated: int
     step: int  # optimizer steps finished before it, within this trace
+    ready_ns: int = 0  # host clock when its results were ready; 0 if not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class Trace:
     compiles: list[CompileRecord] = field(default_factory=list)
     waits: list[WaitRecord] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
-    marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end", ns) and the like, set by profile()
+    marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end", ns), ("call end", ns), ("block end", ns): set by profile()
     live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
     dropped: int = 0
     start_ns: int = 0
