@@ -1,0 +1,46 @@
+"""What every test gets: the CPU, cold private caches, nothing written outside the clone and a temporary folder."""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch, jax or marimo; child processes inherit it.
+_home = Path(tempfile.mkdtemp(prefix="tpu-lab-tests-"))
+atexit.register(shutil.rmtree, _home, ignore_errors=True)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"] = str(_home / "programs")
+# Playwright looks for its own browsers under XDG_CACHE_HOME: keep the true place known to it.
+_browsers = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ms-playwright"
+if _browsers.exists():
+    os.environ.setdefault("PLAYWRIGHT_BROWSERS_PATH", str(_browsers))
+for _name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "MPLCONFIGDIR", "IPYTHONDIR"):
+    os.environ[_name] = str(_home / _name.lower())
+for _name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+    os.environ[_name] = str(_home / _name.lower())
+os.environ["MPLBACKEND"] = "Agg"
+
+ROOT = Path(__file__).resolve().parent.parent
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The source tree."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium. Without one the test is skipped and says so; under TPU_LAB_REQUIRE_CHROMIUM it fails."""
+    named = os.environ.get("TPU_LAB_CHROMIUM")
+    found = next((path for path in map(shutil.which, (*([named] if named else []), *CHROMIUMS)) if path), None)
+    if found is None:
+        why = "no Chromium found (install chromium, or name one with TPU_LAB_CHROMIUM): browser tests did not run"
+        if os.environ.get("TPU_LAB_REQUIRE_CHROMIUM"):
+            pytest.fail(why)
+        pytest.skip(why)
+    return found
