@@ -95,6 +95,8 @@ def _plan(value, name, kind, entry, leaves):
         leaves.append(to_numpy(value))
     elif isinstance(value, (list, tuple)):
         return [_plan(v, name, kind, entry, leaves) for v in value]
+    elif name in entry.static:
+        return value
     elif type(value) is float and ("Tensor" in kind or "Scalar" in kind or "number" in kind or name in entry.runtime):
         leaves.append(np.float64(value))
     elif type(value) is int and "Tensor" in kind and entry.runtime_ints:

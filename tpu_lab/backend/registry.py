@@ -38,6 +38,7 @@ class Lowering:
     rng: fn gets a keyword `key`, a jax PRNG key that differs at each call and repeats with the seed.
     out: fn gets a keyword `out`, a tuple of (shape, torch dtype) pairs, PyTorch's own answer for the outputs.
     runtime: names of `float`-typed arguments that are runtime inputs all the same (a learning rate).
+    static: names of `Scalar` arguments that stay Python numbers, part of the program (the order of a norm).
     runtime_ints: Python ints in Tensor slots are runtime inputs, too (`x * step`).
     mutates: names of arguments that are written though the schema does not say so (batch norm's running
         stats); fn returns their new values after its outputs.
@@ -49,6 +50,7 @@ class Lowering:
     rng: bool = False
     out: bool = False
     runtime: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
     runtime_ints: bool = False
     mutates: tuple[str, ...] = ()
 
