@@ -106,7 +106,7 @@ def pairing(machine: Machine) -> list[Finding]:
     libtpu = machine.version("libtpu")
     fix = f'pip install "jax[tpu]=={jax}"'
     if libtpu is None:
-        status = "problem" if device_files(machine.root) else "ok"
+        status = "problem" if has_chip(machine.root) else "ok"
         text = "not installed; only a TPU chip and the TPU compiler's view need it"
         findings.append(Finding("libtpu", status, text, fix if status == "problem" else ""))
     elif of_tpu and not of_tpu[0].specifier.contains(libtpu, prereleases=True):
