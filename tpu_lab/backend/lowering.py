@@ -26,13 +26,22 @@ def call(lowering: Lowering, args, kwargs, outputs, compute: torch.dtype | None 
         kwargs = {**kwargs, "key": key}
     if lowering.out:
         kwargs = {**kwargs, "out": outputs}
-    results = lowering.fn(*args, **kwargs)
-    results = [r for r in (results if isinstance(results, (tuple, list)) else (results,)) if r is not None]
+    results = flat(lowering.fn(*args, **kwargs), [])
     if outputs is not None:
         results = [
-            _as(r, dtypes.to_jax(outputs[i][1])) if i < len(outputs) else jnp.asarray(r) for i, r in enumerate(results)
+            cast(r, dtypes.to_jax(outputs[i][1])) if i < len(outputs) else jnp.asarray(r) for i, r in enumerate(results)
         ]
     return results
+
+
+def flat(value, found: list) -> list:
+    """The arrays of a nested tuple or list in order; None (an output nobody asked for) is left out."""
+    if isinstance(value, (tuple, list)):
+        for v in value:
+            flat(v, found)
+    elif value is not None:
+        found.append(value)
+    return found
 
 
 def promoted(lowering: Lowering, args, kwargs) -> torch.dtype | None:
@@ -86,13 +95,13 @@ def _lower_priority(state, other):
 
 def _cast(value, dtype):
     if isinstance(value, (jax.Array, jnp.ndarray)):
-        return value if value.dtype == dtype else _as(value, dtype)
+        return value if value.dtype == dtype else cast(value, dtype)
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, jax.Array) for v in value):
         return [_cast(v, dtype) for v in value]
     return value
 
 
-def _as(value, dtype):
+def cast(value, dtype):
     """Cast as C does: complex to real drops the imaginary part without jax's warning."""
     value = jnp.asarray(value)
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):

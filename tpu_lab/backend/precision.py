@@ -13,3 +13,11 @@ level = "highest"  # PyTorch's float32 means float32
 def current() -> jax.lax.Precision:
     """The precision that a matmul or convolution lowered now is asked for."""
     return LEVELS[level]
+
+
+def set(mode) -> None:  # noqa: A001  (read as precision.set)
+    """Choose "highest", "high" or "default". ValueError otherwise."""
+    global level
+    if mode not in LEVELS:
+        raise ValueError(f"precision {mode!r}: use torch.tpu.Precision.DEFAULT, HIGH or HIGHEST")
+    level = mode

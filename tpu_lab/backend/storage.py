@@ -42,6 +42,15 @@ class Pending:
         self.array = None
 
 
+class NotOnDevice(RuntimeError):
+    """An argument lies on another device. The door moves what PyTorch would move, and reports the rest."""
+
+    def __init__(self, tensor):
+        super().__init__(
+            f"Expected all tensors to be on the same device, but found at least two devices, tpu:0 and {tensor.device}!"
+        )
+
+
 _next_address = 1 << 44
 
 
@@ -80,6 +89,8 @@ def layout(size, stride, dtype: torch.dtype) -> tuple[Base, tuple[int, ...] | No
 
 def cell(tensor: torch.Tensor) -> Cell:
     """The cell of a tensor on "tpu". RuntimeError if its storage was made behind the backend's back."""
+    if tensor.device.type != "tpu":
+        raise NotOnDevice(tensor)
     storage = tensor.untyped_storage()
     try:
         return storage._tpu
@@ -107,5 +118,13 @@ def window_of(tensor: torch.Tensor, where: Base) -> Window:
     return window(where, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype)
 
 
-def strides_for(size) -> tuple[int, ...]:
-    return contiguous_strides(size)
+def set_metadata(tensor: torch.Tensor, where, offset: int, size, stride) -> None:
+    """Point a tensor at a storage with this geometry."""
+    _set(_KERNEL_KEYS, tensor, where, offset, size, stride)
+
+
+def view_of(tensor: torch.Tensor, offset: int, size, stride) -> torch.Tensor:
+    """A new tensor object over the same storage, outside autograd."""
+    out = _create((), tensor.dtype)
+    _set(_KERNEL_KEYS, out, tensor.untyped_storage(), offset, size, stride)
+    return out

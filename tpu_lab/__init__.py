@@ -1,0 +1,30 @@
+"""TPU Lab: see what your PyTorch does on a TPU, from any laptop. Importing it registers the device "tpu"."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+from tpu_lab.backend import platform as _platform
+
+_platform.prepare()  # before jax is imported
+
+from tpu_lab.backend import device as _device  # noqa: E402
+
+_device.register()
+
+from tpu_lab.backend.fallback import FallbackWarning  # noqa: E402
+if True:
+    try:
+        from tpu_lab.profile import Profile, profile
+    except ImportError:
+        Profile = profile = None
+
+
+def load_ipython_extension(ipython) -> None:
+    """`%load_ext tpu_lab`: adds %tpu_profile and %%tpu_profile."""
+    from tpu_lab import magic
+
+    magic.load_ipython_extension(ipython)
+
+
+__all__ = ["FallbackWarning", "Profile", "profile"]

@@ -1,0 +1,213 @@
+"""The door: every ATen call on "tpu" comes in here. Call -> signature -> node or launch -> tensors.
+
+`kernel(overload)` makes the function that torch calls. It collects the arguments into a key (op, window of each tensor,
+static arguments), finds the interned signature, hands the cells to the executor and wraps what comes back.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.utils import flop_counter
+
+from tpu_lab import trace
+from tpu_lab.backend import decomp, executor, precision, recorder, registry, rng, signature, state, storage
+from tpu_lab.backend.storage import Cell
+from tpu_lab.backend.window import window
+
+Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+LIMIT = 20_000  # signatures kept
+_FLOAT, _INT = "a runtime float", "a runtime int"  # what stands in the key for a value that is not part of it
+_float32 = torch.float32
+
+
+class Record:
+    """What is known of an overload before it is called."""
+
+    def __init__(self, overload):
+        self.overload, self.schema = overload, overload._schema
+        self.name = f"{overload._schema.name.replace('::', '.')}.{overload._overloadname}"
+        self.functional = registry.functional(overload)
+        direct = registry.find(overload)
+        twin = registry.find(self.functional) if self.functional is not None else None
+        self.lowering = direct or twin
+        self.names = {a.name: i for i, a in enumerate(self.schema.arguments)}
+        self.written = registry.writes(overload)
+        self.direct_write = bool(self.written) and direct is not None
+        if self.direct_write:
+            self.functional = None
+        if self.lowering is not None:
+            self.written += self.lowering.mutates
+        self.dropped = registry.NEVER_PASSED | {a.name for a in self.schema.arguments if a.is_out}
+        self.kinds = [self._kind(a) for a in self.schema.arguments]
+        self.kwkinds = {a.name: k for a, k in zip(self.schema.arguments, self.kinds, strict=True)}
+        self.meta = None  # False once it is known that PyTorch has no meta kernel
+        self.matmul = self.lowering is not None and self.lowering.kind == "matmul"
+        self.kind = self.lowering.kind if self.lowering is not None else "elementwise"
+        self.rng = self.lowering is not None and self.lowering.rng
+        self.multi = len(self.written) > 1 or any("[]" in str(a.type) for a in self.schema.arguments if a.alias_info)
+        self.multi = self.multi or (bool(self.written) and "List[Tensor]" in str(self.schema.arguments[0].type))
+        twin = self.functional or overload
+        self.flop_formula = flop_counter.flop_registry.get(twin.overloadpacket)
+        self.decompose = None if self.lowering is not None else decomp.find(self.functional)
+        self.device_kw = any(a.name == "device" for a in self.schema.arguments)
+
+    def _kind(self, argument) -> int:
+        """0: static. 1: floats are runtime inputs. 2: floats and ints are."""
+        if self.lowering is None:
+            return 0
+        text = str(argument.type)
+        if argument.name in self.lowering.runtime:
+            return 1
+        if "Tensor" in text:
+            return 2 if self.lowering.runtime_ints else 1
+        return 1 if "number" in text or "Scalar" in text else 0
+
+
+_signatures: dict[tuple, signature.Signature] = {}
+_records: dict = {}
+
+
+def record_of(overload) -> Record:
+    """The interned record of an overload."""
+    found = _records.get(overload)
+    if found is None:
+        found = _records[overload] = Record(overload)
+    return found
+
+
+def collect(args, kinds, key: list, cells: list, floats: list, ints: list) -> None:
+    """Sort arguments into the key and the runtime inputs."""
+    for a, kind in zip(args, kinds, strict=False):
+        c = a.__class__
+        if c is Tensor or c is Parameter or isinstance(a, Tensor):
+            try:
+                cell = a.untyped_storage()._tpu
+            except AttributeError:
+                cell = storage.cell(a)
+            cells.append(cell)
+            key.append((cell.base, a.shape, a.stride(), a.storage_offset(), a.dtype))
+        elif c is float:
+            if kind:
+                floats.append(a)
+                key.append(_FLOAT)
+            else:
+                key.append((c, a) if a == a else "nan")
+        elif kind and (c is int or c is bool):
+            if kind == 2 and c is int:
+                ints.append(a)
+                key.append(_INT)
+            else:
+                key.append((c, a))
+        elif c is list or c is tuple:
+            key.append(len(a))
+            collect(a, (kind,) * len(a), key, cells, floats, ints)
+        elif c is complex:
+            key.append((c, repr(a)))
+        else:
+            key.append(a)
+
+
+def call(record: Record, args, kwargs):
+    """Run one ATen call. Tensors must be on "tpu" (see `prepare`)."""
+    with state.lock:
+        start = time.perf_counter_ns() if trace.active is not None else 0
+        key: list = [record]
+        cells: list[Cell] = []
+        floats: list[float] = []
+        ints: list[int] = []
+        collect(args, record.kinds, key, cells, floats, ints)
+        if kwargs:
+            for name, value in kwargs.items():
+                if name != "generator":
+                    key.append(name)
+                    collect((value,), (record.kwkinds[name],), key, cells, floats, ints)
+        if record.matmul:
+            key.append(precision.level)
+        if torch.get_default_dtype() is not _float32:
+            key.append(torch.get_default_dtype())
+        if state.compiler_options:
+            key.append(state.compiler_options)
+        if record.multi:
+            alias = aliases(cells)
+            key.append(alias)
+        else:
+            alias = None
+        key = tuple(key)
+        sig = _signatures.get(key)
+        if sig is None:
+            sig = _build(record, args, kwargs, cells, key, alias)
+        if sig.resize:
+            return _resized(record, sig, args, kwargs)
+        if sig.rng:
+            if state.thread.tracing is not None:
+                ints.extend(state.thread.tracing.next())
+            else:
+                ints.extend(rng.from_generator(kwargs.get("generator")))
+        if state.thread.tracing is not None:
+            out = sig.fn([executor.traced(c) for c in cells], floats, ints)
+        else:
+            if start:
+                recorder.begin(record, sig, start)
+            out = executor.run(sig, cells, tuple(floats), tuple(ints))
+        return deliver(sig, args, kwargs, cells, out, start)
+
+
+def deliver(sig, args, kwargs, cells, out, start=0):
+    """Put new values into written cells, wrap fresh ones, give what the schema returns."""
+    n = len(sig.fresh)
+    for i, value in zip(sig.writes, out[n:], strict=True):
+        cells[i].value = value
+    tensors = [
+        storage.make(v, f.base, f.size, f.stride, f.dtype) for v, f in zip(out[:n], sig.fresh, strict=True)
+    ]  # fmt: skip
+    result = [_one(r, tensors, sig, args, kwargs) for r in sig.result]
+    if start:
+        recorder.end(start)
+    if not result:
+        return None
+    return result[0] if len(result) == 1 else tuple(result)
+
+
+def _one(spec, tensors, sig, args, kwargs):
+    if spec[0] == "fresh":
+        return tensors[spec[1]]
+    if spec[0] == "arg":
+        position = sig.record.names.get(spec[1])
+        return args[position] if position is not None and position < len(args) else kwargs[spec[1]]
+    if spec[0] == "list":
+        return [tensors[i] for _, i in spec[1]]
+    return None
+
+
+def aliases(cells) -> tuple[int, ...]:
+    """For each tensor, the first one on the same storage."""
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(id(c), i) for i, c in enumerate(cells)])
+
+
+def _build(record, args, kwargs, cells, key, alias):
+    tensors = signature.tensors_in([*args, *kwargs.values()], [])
+    windows = [window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)]
+    sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
+    if len(_signatures) >= LIMIT:
+        for old in list(_signatures)[: LIMIT // 4]:
+            del _signatures[old]
+    _signatures[key] = sig
+    return sig
+
+
+def _resized(record, sig, args, kwargs):
+    """`out=` of another shape: resize it as PyTorch does, then run."""
+    tensors = signature.tensors_in([*args, *kwargs.values()], [])
+    for i, shape in sig.resize:
+        torch.ops.aten.resize_(tensors[i], shape)
+    return call(record, args, kwargs)
+
+
+def clear() -> None:
+    """Forget all signatures."""
+    _signatures.clear()
+    executor.forget()
+

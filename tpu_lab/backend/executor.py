@@ -1,0 +1,255 @@
+"""Run ops: strict at once, debug at once and wait, fused when somebody needs a value. All launches happen here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import signal
+import threading
+import time
+
+import jax
+
+from tpu_lab import trace
+from tpu_lab.backend import causes, state, where
+from tpu_lab.backend.cache import cache, record_compile
+from tpu_lab.backend.graph import SIZE_LIMIT, Graph
+from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
+from tpu_lab.backend.storage import Pending
+
+graph = Graph()  # the current deferred graph
+_now = time.perf_counter_ns
+
+
+def resolve(cell):
+    """The jax.Array of a cell, running the deferred graph if it must be. Uninitialised memory becomes zeros."""
+    value = cell.value
+    if value is None:
+        import jax.numpy as jnp
+
+        value = cell.value = jnp.zeros(cell.base.shape, cell.base.jdtype)
+    elif value.__class__ is Pending:
+        if value.array is None:
+            if value.graph is not graph:
+                raise RuntimeError(
+                    "this tensor's value was lost: the program that computes it failed, and that error was raised "
+                    "where it ran. Compute the tensor again"
+                )
+            flush(None)
+        value = cell.value = value.array
+    return value
+
+
+def peek(cell):
+    """The cell's value for recording: a jax.Array or a Pending of the current graph."""
+    value = cell.value
+    if value.__class__ is Pending and value.graph is graph:
+        return value
+    return resolve(cell)
+
+
+def traced(cell):
+    """The cell's value for a program being traced: a tracer, or an array from outside as a constant."""
+    value = cell.value
+    return resolve(cell) if value is None or value.__class__ is Pending else value
+
+
+def run(sig, cells, floats: tuple, ints: tuple) -> list:
+    """Run or record one op over the cells' values. Returns the new values: fresh outputs, then written bases."""
+    mode = state.mode()
+    if mode is EagerMode.DEFER_AND_FUSE:
+        if len(graph.nodes) >= SIZE_LIMIT:
+            flush("size limit")
+        return graph.add(sig, [peek(c) for c in cells], floats, ints)
+    if graph.nodes:
+        flush("debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict")
+    return _launch(sig, [resolve(c) for c in cells], floats, ints, mode)
+
+
+def _launch(sig, values, floats, ints, mode):
+    """One op as one launch."""
+    active = trace.active
+    start = _now() if active is not None else 0
+    program = sig.program
+    made = None
+    if program is None or program.key not in cache.programs:
+        program = made = sig.program = _compile_op(sig, values, floats, ints, mode)
+    else:
+        cache.hits += 1
+        cache.clock = program.used = cache.clock + 1
+    before = _now() if active is not None else 0
+    out = sig.jit(values, floats, ints)
+    if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
+        jax.block_until_ready(out)
+    if active is not None:
+        word = "debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict"
+        _record(active, program, made, word, word, where.site(), start, before, _now(), len(values), len(out), 0, 1, out)
+    return out
+
+
+def _compile_op(sig, values, floats, ints, mode):
+    key = ("op", sig.id)
+    found = cache.get(key)
+    if found is not None:
+        return found
+    site = where.site()
+    leaves = tuple((sig.argument(i), repr(w)) for i, w in enumerate(sig.windows))
+    view = causes.View("strict", (site.file, site.line), ((sig.name, sig.inputs, sig.static),), leaves, options=sig.options)
+    return cache.add(key, sig.jit, (values, floats, ints), view, sig.flops, sig.nbytes)
+
+
+def flush(reason: str | None) -> None:
+    """Run the deferred graph as one program and put its live values in place.
+
+    reason: a key of trace.REASONS; None takes what `waiting` says, or "item".
+    If the compile is interrupted or fails, nothing has run: the graph stays as it was.
+    """
+    global graph
+    with state.lock:
+        if not graph.nodes:
+            return
+        active = trace.active
+        start = _now() if active is not None else 0
+        plan = graph.plan(state.compiler_options)
+        if plan is None:  # nobody holds a result: nothing to run
+            graph = Graph()
+            return
+        reason = reason or (_waiting[-1] if _waiting else "item")
+        made, program = None, cache.get(plan.key)
+        if program is None:
+            jitted, view = graph.program(plan)
+            site = where.site()
+            view = dataclasses.replace(view, site=(site.file, site.line))
+            flops = sum(n.sig.flops for n in graph.nodes)
+            nbytes = sum(x.nbytes for x in plan.leaves) + sum(d.itemsize * _size(s) for s, d in _live(plan))
+            program = made = cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes)
+        count = len(graph.nodes)
+        with _no_interrupt():
+            done, graph = graph, Graph()
+            done.nodes = []  # drop our references to the leaves: donation needs them gone
+            before = _now() if active is not None else 0
+            arrays, token = program.call(plan.floats, plan.ints, *plan.leaves)
+            after = _now() if active is not None else 0
+            for pending, array in zip(plan.alive, arrays, strict=True):
+                pending.array = array
+        if active is not None:
+            _record(
+                active, program, made, reason, "fused", where.site(), start, before, after, len(plan.leaves),
+                len(arrays), len(plan.donated), count, token,
+            )  # fmt: skip
+
+
+def _size(shape) -> int:
+    n = 1
+    for s in shape:
+        n *= s
+    return n
+
+
+def _live(plan):
+    shapes = graph.bases()
+    return [shapes[p] for p in plan.positions]
+
+
+_waiting: list[str] = []
+
+
+@contextlib.contextmanager
+def waiting(reason: str):
+    """Inside the block a flush is because of `reason`."""
+    _waiting.append(reason)
+    try:
+        yield
+    finally:
+        _waiting.pop()
+
+
+@contextlib.contextmanager
+def _no_interrupt():
+    """Hold Ctrl-C back while values change hands (microseconds), then let it through."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
+        yield
+        return
+    caught = []
+    previous = signal.signal(signal.SIGINT, lambda *args: caught.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if caught and callable(previous):
+            previous(*caught[-1])
+
+
+def forget() -> None:
+    """Drop all programs and what is deferred and unreachable; values stay."""
+    flush("synchronize")
+    cache.clear()
+
+
+# --- records -----------------------------------------------------------------------------------------------------
+
+_watched: queue.SimpleQueue = queue.SimpleQueue()
+_watcher: threading.Thread | None = None
+
+
+def launches_so_far(active: trace.Trace) -> int:
+    """The index that the next launch record will have."""
+    return active.meta.get("launches", 0)
+
+
+def _record(active, program, made, reason, mode, site, start, before, after, n_in, n_out, donated, n_ops, wait_for):
+    index = launches_so_far(active)
+    active.meta["launches"] = index + 1
+    compile_ns = 0 if made is None else round(sum(made.seconds) * 1e9)
+    first = active.meta.get("ops_launched", 0)
+    ops = tuple(active.meta.get("unlaunched", ()))
+    active.meta["unlaunched"] = []
+    del first, n_ops
+    record = trace.LaunchRecord(
+        index=index, ops=ops, cache="hit" if made is None else "disk" if made.tier == "disk" else "miss",
+        reason=reason, file=site.file, line=site.line, code=site.code, mode=mode, key=program.digest, time_ns=start,
+        lookup_ns=max(before - start - compile_ns, 0), compile_ns=compile_ns, dispatch_ns=after - before, device_ns=0,
+        flops=program.flops, bytes=program.nbytes, inputs=n_in, outputs=n_out, donated=donated, step=len(active.steps),
+    )  # fmt: skip
+    position = len(active.launches)
+    active.add("launches", record)
+    if made is not None:
+        active.add("compiles", record_compile(made, index))
+    if position < len(active.launches):
+        _watch((active, position, before, wait_for))
+
+
+def _watch(item) -> None:
+    global _watcher
+    if _watcher is None or not _watcher.is_alive():
+        _watcher = threading.Thread(target=_watch_loop, name="tpu_lab device clock", daemon=True)
+        _watcher.start()
+    _watched.put(item)
+
+
+def _watch_loop() -> None:
+    """Note when each launch is ready: device time = ready - max(its dispatch, the one before it ready)."""
+    last = 0
+    while True:
+        item = _watched.get()
+        if isinstance(item, threading.Event):
+            item.set()
+            continue
+        active, position, before, wait_for = item
+        with contextlib.suppress(Exception):  # a deleted or failed result has no time of its own
+            jax.block_until_ready(wait_for)
+            ready = _now()
+            record = active.launches[position]
+            begun = max(before, last)
+            active.launches[position] = dataclasses.replace(record, device_ns=max(ready - begun, 0), ready_ns=ready)
+            last = ready
+        del item, wait_for
+
+
+def drain() -> None:
+    """Wait until the device time of every recorded launch is known."""
+    if _watcher is not None and _watcher.is_alive():
+        event = threading.Event()
+        _watched.put(event)
+        event.wait()

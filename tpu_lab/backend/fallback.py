@@ -1,0 +1,105 @@
+"""What no lowering can do on the device: data-dependent shapes, and ops that nobody has lowered. They run on the CPU.
+
+Never silently: an op without a lowering warns once and shows in the trace with its cost; `TPU_LAB_FALLBACK=error`
+(or `tpu_lab.fallback = "error"`) turns it into an error that names the user's line.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tpu_lab import trace
+from tpu_lab.backend import executor, host, recorder, signature, state, where
+
+policy = os.environ.get("TPU_LAB_FALLBACK", "warn")  # "warn" | "error"
+_warned: set[str] = set()
+
+
+class FallbackWarning(UserWarning):
+    """An op ran on the CPU because device "tpu" has no lowering for it."""
+
+
+def unsupported(name: str, site: where.Site) -> str:
+    """The sentence for an op with no kernel: the user's call, the line, the way out."""
+    at = f" at {site.file}:{site.line}: {site.code}" if site.file else ""
+    return (
+        f"{name.replace('aten.', 'aten::')} has no TPU lowering{at}\n"
+        "Ways out: move the inputs to the CPU for this call (x.cpu()), write it with other ops, or add a lowering "
+        "(one function with @op, see CONTRIBUTING.md)"
+    )
+
+
+def run(record, args, kwargs, reason: str):
+    """Run one overload on the CPU and bring everything it wrote or made back.
+
+    reason: "unsupported" (warns once an op, or raises by policy) or "data-dependent".
+    """
+    with state.lock:
+        site = where.site(2)
+        if state.thread.tracing is not None:
+            raise NotImplementedError(unsupported(record.name, site))
+        if reason == "unsupported":
+            if policy == "error":
+                raise NotImplementedError(unsupported(record.name, site))
+            if record.name not in _warned:
+                _warned.add(record.name)
+                warnings.warn(
+                    f"{record.name} has no TPU lowering: it runs on the CPU ({site.file}:{site.line}: {site.code}). "
+                    "Each call copies its inputs and results",
+                    FallbackWarning,
+                    stacklevel=3,
+                )
+        start = time.perf_counter_ns()
+        with executor.waiting(reason), _disable_current_modes(), torch.no_grad():
+            moved: dict[int, torch.Tensor] = {}
+
+            def to_cpu(value):
+                if isinstance(value, torch.Tensor):
+                    if value.device.type != "tpu":
+                        return value
+                    if id(value) not in moved:
+                        moved[id(value)] = host.to_cpu(value)
+                    return moved[id(value)]
+                if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+                    return [to_cpu(v) for v in value]
+                if isinstance(value, torch.device) and value.type == "tpu":
+                    return torch.device("cpu")
+                return value
+
+            cargs, ckwargs = [to_cpu(a) for a in args], {k: to_cpu(v) for k, v in kwargs.items()}
+            result = record.overload(*cargs, **ckwargs)
+            given = dict(zip(record.names, args, strict=False)) | kwargs
+            for name in record.written:
+                for tensor in signature.tensors_in(given.get(name), []):
+                    back = moved[id(tensor)]
+                    if back.shape != tensor.shape:
+                        torch.ops.aten.resize_(tensor, back.shape)
+                    host.write(tensor, back)
+            back_to = {id(c): t for t in signature.tensors_in([*args, *kwargs.values()], []) if (c := moved.get(id(t))) is not None}
+
+            def to_tpu(value):
+                if isinstance(value, torch.Tensor):
+                    return back_to[id(value)] if id(value) in back_to else host.to_tpu(value)
+                return type(value)(to_tpu(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+            out = to_tpu(result)
+        if trace.active is not None:
+            tensors = signature.tensors_in([*args, *kwargs.values()], [])
+            outs = signature.tensors_in(out, [])
+            recorder.write(
+                record.name, tuple(map(_aval, tensors)), tuple(map(_aval, outs)), (), "host", start,
+                launched=False, fallback=reason == "unsupported",
+            )  # fmt: skip
+        return out
+
+
+def _aval(tensor) -> str:
+    from tpu_lab.backend import dtypes
+
+    return dtypes.aval(tensor.shape, tensor.dtype)
+

@@ -1,0 +1,147 @@
+"""The deferred graph of fused mode: what will run. Nodes hold no values but their leaves, and weak references to results.
+
+One `list.append` records an op, so an interrupt between two bytecodes leaves a whole graph. Everything else (leaf
+numbers, who is alive, what may be donated) is worked out at the flush.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpu_lab.backend import causes
+from tpu_lab.backend.storage import Pending
+
+SIZE_LIMIT = 4000  # ops; a longer graph is flushed
+_HELD = 3  # references to a leaf that are ours during `plan`: the loop's list, its variable, getrefcount's argument
+
+
+class Node(NamedTuple):
+    """One recorded op. inputs: a jax.Array for a leaf, an int for a value of this graph."""
+
+    sig: object
+    inputs: tuple
+    start: int  # number of its first result
+    results: tuple  # weak references to its Pending values
+    floats: tuple
+    ints: tuple
+
+
+class Plan(NamedTuple):
+    """A graph ready to be looked up: the structured key, the runtime arguments, the values to deliver."""
+
+    key: tuple
+    leaves: list
+    floats: np.ndarray
+    ints: np.ndarray
+    alive: list  # Pending, strong
+    positions: tuple  # their numbers
+    donated: tuple
+
+
+class Graph:
+    """Ops recorded and not yet run."""
+
+    def __init__(self):
+        self.nodes: list[Node] = []
+
+    def add(self, sig, values, floats, ints) -> list[Pending]:
+        """Record one op over values (jax.Array or Pending of this graph); its results as pending values."""
+        nodes = self.nodes
+        start = nodes[-1].start + len(nodes[-1].results) if nodes else 0
+        pending = [Pending(self, start + i) for i in range(len(sig.fresh) + len(sig.writes))]
+        inputs = tuple([v.index if v.__class__ is Pending else v for v in values])
+        nodes.append(Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints))
+        return pending
+
+    def plan(self, options: tuple) -> Plan | None:
+        """The key and arguments of running all that is recorded; None if no result is alive."""
+        code, floats, ints, leaves, number, uses = [], [], [], [], {}, []
+        alive, positions = [], []
+        for sig, inputs, start, results, f, i in self.nodes:
+            code.append(sig.id)
+            for v in inputs:
+                if v.__class__ is int:
+                    code.append(v)
+                    continue
+                n = number.get(id(v))
+                if n is None:
+                    n = number[id(v)] = len(leaves)
+                    leaves.append(v)
+                    uses.append(0)
+                uses[n] += 1
+                code.append(-1 - n)
+            floats.extend(f)
+            ints.extend(i)
+            for k, r in enumerate(results):
+                p = r()
+                if p is not None:
+                    alive.append(p)
+                    positions.append(start + k)
+        if not alive:
+            return None
+        donated = self._donated(leaves, uses, positions)
+        key = ("fused", tuple(code), tuple(positions), donated, options)
+        packed = np.array(floats, np.float64), np.array(ints, np.int64)
+        return Plan(key, leaves, *packed, alive, tuple(positions), donated)
+
+    def _donated(self, leaves, uses, positions) -> tuple[int, ...]:
+        """Leaves that nobody else holds and whose memory a live result of equal shape and dtype can take."""
+        shapes = self.bases()
+        room: dict = {}
+        for p in positions:
+            room[shapes[p]] = room.get(shapes[p], 0) + 1
+        donated = []
+        for n, leaf in enumerate(leaves):
+            if sys.getrefcount(leaf) - uses[n] <= _HELD:
+                shape = (leaf.shape, leaf.dtype)
+                if room.get(shape, 0) > 0:
+                    room[shape] -= 1
+                    donated.append(n)
+        return tuple(donated)
+
+    def bases(self) -> list:
+        """(shape, dtype) of each value of the graph."""
+        out = []
+        for node in self.nodes:
+            out.extend((f.base.shape, f.base.jdtype) for f in node.sig.fresh)
+            out.extend((node.sig.windows[w].base.shape, node.sig.windows[w].base.jdtype) for w in node.sig.writes)
+        return out
+
+    def program(self, plan: Plan):
+        """(jitted function of (floats, ints, *leaves) -> (*live values, done), and its causes.View without the site)."""
+        steps = [(n.sig, n.inputs, len(n.floats), len(n.ints)) for n in self.nodes]
+        number = {id(leaf): -1 - i for i, leaf in enumerate(plan.leaves)}
+        steps = [(s, tuple(v if type(v) is int else number[id(v)] for v in i), f, k) for s, i, f, k in steps]
+        positions = plan.positions
+
+        def run(floats, ints, *leaves):
+            values: list = []
+            at_float = at_int = 0
+            for index, (sig, inputs, n_floats, n_ints) in enumerate(steps):
+                arrays = [values[v] if v >= 0 else leaves[-1 - v] for v in inputs]
+                f = [floats[at_float + k] for k in range(n_floats)]
+                i = [ints[at_int + k] for k in range(n_ints)]
+                at_float, at_int = at_float + n_floats, at_int + n_ints
+                with jax.named_scope(f"{index}:{sig.name}"):  # index local to the graph: equal graphs, equal text
+                    values.extend(sig.jit(arrays, f, i))
+            # `done` is ready when the program is: a profile can wait for it without holding a real result
+            return [values[p] for p in positions], jnp.zeros((), jnp.uint8)
+
+        donate = tuple(2 + n for n in plan.donated)
+        jitted = jax.jit(run, donate_argnums=donate, compiler_options=dict(plan.key[4]) or None)
+        names: dict[int, tuple[str, str]] = {}
+        ops = []
+        for sig, inputs, _, _ in steps:
+            ops.append((sig.name, sig.inputs, sig.static))
+            for k, v in enumerate(inputs):
+                if v < 0 and v not in names:
+                    names[v] = (f"{sig.argument(k)} of {sig.name}", repr(sig.windows[k].base))
+        leaves = tuple(names[-1 - i] for i in range(len(plan.leaves)))
+        view = causes.View("fused", ("", 0), tuple(ops), leaves, plan.positions, plan.donated, plan.key[4])
+        return jitted, view

@@ -1,0 +1,84 @@
+"""Device memory: what live arrays hold, and what the device is."""
+
+from __future__ import annotations
+
+import os
+import types
+
+import jax
+
+PUBLIC = (
+    "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "memory_reserved", "max_memory_reserved",
+    "memory_stats", "mem_get_info", "empty_cache", "reset_max_memory_allocated",
+)  # fmt: skip
+_peak = 0
+
+
+def _live() -> int:
+    return sum(a.nbytes for a in jax.live_arrays())
+
+
+def memory_allocated(device=None) -> int:
+    """Bytes of all arrays alive on the device (deferred results do not exist yet)."""
+    global _peak
+    now = _live()
+    _peak = max(_peak, now)
+    return now
+
+
+def max_memory_allocated(device=None) -> int:
+    """The highest memory seen since the last reset: the chip's own count on a TPU, else that of the calls here."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return max(stats.get("peak_bytes_in_use", 0), _peak, memory_allocated())
+
+
+def reset_peak_memory_stats(device=None) -> None:
+    """Restart the peak from what is alive now."""
+    global _peak
+    _peak = _live()
+
+
+def memory_stats(device=None) -> dict:
+    """allocated_bytes.all.current / .peak, and what the platform itself reports."""
+    return {
+        "allocated_bytes.all.current": memory_allocated(),
+        "allocated_bytes.all.peak": max_memory_allocated(),
+        **(jax.devices()[0].memory_stats() or {}),
+    }
+
+
+def mem_get_info(device=None) -> tuple[int, int]:
+    """(free, total) bytes of the device; on the CPU those of the machine."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = page * os.sysconf("SC_PHYS_PAGES")
+    try:
+        free = page * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError):  # macOS has no such count
+        free = total - memory_allocated()
+    return free, total
+
+
+def empty_cache() -> None:
+    """Nothing is held back: arrays are freed when their last tensor goes."""
+
+
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+reset_max_memory_allocated = reset_peak_memory_stats
+
+
+def device_name() -> str:
+    """The chip's name, or XLA:CPU."""
+    kind = jax.devices()[0]
+    return kind.device_kind if kind.platform == "tpu" else "XLA:CPU (TPU Lab)"
+
+
+def properties():
+    """name, platform, total_memory in bytes, num_cores."""
+    kind = jax.devices()[0]
+    cores = os.cpu_count() if kind.platform == "cpu" else 1
+    return types.SimpleNamespace(
+        name=device_name(), platform=kind.platform, total_memory=mem_get_info()[1], num_cores=cores, index=0
+    )

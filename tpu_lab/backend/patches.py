@@ -1,0 +1,47 @@
+"""What torch assumes of a device and cannot be told through a hook: each patch with its reason."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tpu_lab.backend import executor, host, recorder, state
+
+
+def apply() -> None:
+    """Install all patches. CPU and CUDA tensors keep their behaviour."""
+    _optimizer_hooks()
+    _printing()
+
+
+def _optimizer_hooks() -> None:
+    """A loop that never reads a value would record for ever: run the deferred graph after each optimizer step."""
+    from tpu_lab import trace
+
+    def before(optimizer, args, kwargs):
+        recorder.phase = "optimizer"
+
+    def after(optimizer, args, kwargs):
+        recorder.phase = None
+        with state.lock:
+            executor.flush("step end")
+        if trace.active is not None:
+            import time
+
+            trace.active.steps.append(time.perf_counter_ns())
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+
+
+def _printing() -> None:
+    """Formatting a tensor runs dozens of small ops: print from one host copy."""
+    original = torch._tensor_str._tensor_str
+
+    def _tensor_str(self, indent):
+        if self.device.type == "tpu" and type(self) in (torch.Tensor, torch.nn.Parameter):
+            with torch.no_grad():
+                self = host.to_cpu(self, "print")
+        return original(self, indent)
+
+    torch._tensor_str._tensor_str = _tensor_str

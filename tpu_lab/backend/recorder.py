@@ -1,0 +1,60 @@
+"""Write an OpRecord for each ATen call while a profile is active. Called from the door, at most a few µs an op."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from tpu_lab import trace
+from tpu_lab.backend import executor, where
+
+_forward: dict[int, tuple[int, where.Site, str]] = {}  # autograd sequence number -> (op index, site, module)
+_owner = None  # the trace that `_forward` belongs to
+_sequence = torch._C._autograd._get_sequence_nr if hasattr(torch._C._autograd, "_get_sequence_nr") else None
+phase = None  # "optimizer" while an optimizer steps
+
+
+def begin(record, sig, start: int) -> None:
+    """The op is about to run or to be recorded in the graph."""
+    write(record.name, sig.inputs, sig.out_text, sig.static, record.kind, start, sig.flops, sig.nbytes)
+
+
+def write(name, inputs, outputs, static, kind, start, flops=0, nbytes=0, launched=True, fallback=False) -> None:
+    """Append one OpRecord. launched: it will be part of the next launch (False: a free view, a host op)."""
+    global _owner
+    active = trace.active
+    if active is None:
+        return
+    if _owner is not active:
+        _owner = active
+        _forward.clear()
+    index = active.meta.get("ops", 0)
+    active.meta["ops"] = index + 1
+    forward = None
+    node = where.backward_node()
+    if node is not None:
+        way = "backward"
+        forward, site, module = _forward.get(node[1], (None, where.NOWHERE, ""))
+        if site is where.NOWHERE:
+            site = where.site(3)
+    else:
+        way = phase or "forward"
+        site, module = where.site(3), where.module()
+        if way == "forward" and torch.is_grad_enabled() and _sequence is not None:
+            _forward.setdefault(_sequence() - 1, (index, site, module))
+    launch = None
+    if launched:
+        launch = executor.launches_so_far(active)
+        active.meta.setdefault("unlaunched", []).append(index)
+    active.add(
+        "ops",
+        trace.OpRecord(
+            index, name, inputs, outputs, static, kind, module, site.file, site.line, site.code, way, forward, launch,
+            flops, nbytes, start, time.perf_counter_ns() - start, fallback,
+        ),
+    )  # fmt: skip
+
+
+def end(start: int) -> None:
+    """The op's call returns: nothing to add to a frozen record; the live curve gets its point from the executor."""

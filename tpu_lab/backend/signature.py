@@ -1,0 +1,327 @@
+"""A signature: one ATen call up to its values. Built once, interned by dispatch.py, run by every mode.
+
+It holds the pure function from base arrays to base arrays: read the windows, call the lowering, put results into
+memory order or write them back through a window. PyTorch's meta kernel is the truth for shapes, dtypes and strides,
+and it raises PyTorch's own errors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import torch
+import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tpu_lab.backend import dtypes, lowering, registry, rng, storage
+from tpu_lab.backend.window import Base, Window, contiguous_strides
+
+OVERLAP = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+
+
+class Slot:
+    """A place in the argument template that is filled at run time: tensor `index`, float or int `index`."""
+
+    __slots__ = ("index", "kind")
+
+    def __init__(self, kind: str, index: int):
+        self.kind, self.index = kind, index
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """One new output: its base, the permutation to memory order (None: the base spans gaps), and torch's view of it."""
+
+    base: Base
+    order: tuple[int, ...] | None
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def store(self, value):
+        """value: size -> base.shape."""
+        if self.order is None:
+            empty = jnp.zeros(self.base.shape, self.base.jdtype)
+            return Window(self.base, self.size, self.stride, 0, self.dtype, -1).write(empty, value)
+        if any(i != d for i, d in enumerate(self.order)):
+            value = value.transpose(self.order)
+        return value.reshape(self.base.shape)
+
+
+class Signature:
+    """See the module's docstring. `fn(values, floats, ints) -> [fresh bases..., written bases...]`."""
+
+    __slots__ = (
+        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "options", "out_text", "program", "record",
+        "resize", "result",
+        "rng", "static", "windows", "writes",
+    )  # fmt: skip
+
+    def argument(self, index: int) -> str:
+        """The schema's name of tensor argument `index`: "self", "mat2"."""
+        return self.names[index]
+
+
+_ids = itertools.count()
+
+
+def meta_of(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _map(value, f):
+    if isinstance(value, torch.Tensor):
+        return f(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+        return [_map(v, f) for v in value]
+    return value
+
+
+def tensors_in(value, found: list) -> list:
+    """All tensors of a nested list, in order."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            tensors_in(v, found)
+    return found
+
+
+def build(record, args, kwargs, windows: list[Window], alias, options) -> Signature:
+    """The signature of calling `record.overload(*args, **kwargs)`, whose tensors have these windows (in order).
+
+    Raises what PyTorch raises for wrong shapes and dtypes.
+    """
+    sig = Signature()
+    sig.program, sig.options = None, options
+    sig.id, sig.record, sig.name, sig.windows = next(_ids), record, record.name, tuple(windows)
+    with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        metas = [_map(a, meta_of) for a in args]
+        kmetas = {k: _map(v, meta_of) for k, v in kwargs.items() if k != "generator"}
+        if "device" in kmetas:
+            kmetas["device"] = torch.device("meta")
+        if kmetas.get("pin_memory"):
+            kmetas["pin_memory"] = False
+        declared, computed = _shapes(record, metas, kmetas)
+    template, ktemplate = _template(record, args, kwargs)
+    sig.rng = record.lowering is not None and record.lowering.rng
+    names = [a.name for a in record.schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    order = {id(t): i for i, t in enumerate(tensors_in([*args, *kwargs.values()], []))}
+    written = [t for name in record.written for t in tensors_in(given.get(name), [])]
+    wmetas = dict(zip(names, metas, strict=False)) | kmetas
+    wmetas = [t for name in record.written for t in tensors_in(wmetas.get(name), [])]
+    sig.writes = [order[id(t)] for t in written]
+    sig.resize = [
+        (i, tuple(m.shape)) for i, t, m in zip(sig.writes, written, wmetas, strict=True) if t.shape != m.shape
+    ]
+    for i in sig.writes:
+        if windows[i].broadcast:
+            raise RuntimeError(OVERLAP)
+    fresh, sig.result = _results(record, given, declared)
+    sig.fresh = [_fresh(m) for m in fresh]
+    want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
+    compute = None
+    if record.lowering is not None:
+        compute = lowering.promoted(record.lowering, metas, kmetas)
+    run = _compute(record, sig, template, ktemplate, want, compute)
+    if declared is None and record.meta is False:
+        _infer(sig, record, run)
+    sig.fn = _function(sig, run, alias)
+    sig.jit = _jitted(sig)
+    sig.names = _names(record, args, kwargs)
+    sig.inputs = tuple(repr(w) for w in windows)
+    sig.out_text = tuple(dtypes.aval(f.size, f.dtype) for f in sig.fresh) or tuple(
+        repr(windows[i]) for i in sig.writes
+    )
+    sig.static = tuple(_static(record, args, kwargs))
+    sig.nbytes = sum(w.numel * w.dtype.itemsize for w in windows) + sum(
+        math.prod(f.size) * f.dtype.itemsize for f in sig.fresh
+    )
+    sig.flops = _flops(record, metas, kmetas, fresh)
+    return sig
+
+
+def _shapes(record, metas, kmetas):
+    """(what the overload itself returns, what its functional twin returns) on meta; None where meta cannot tell."""
+    if record.meta is False:
+        return None, None
+    try:
+        declared = record.overload(*metas, **kmetas)
+        if record.functional is None or record.functional is record.overload:
+            computed = declared
+            if record.direct_write:  # a lowering on the mutating overload returns the written arguments themselves
+                computed = None
+        else:
+            outs = {a.name for a in record.schema.arguments if a.is_out}
+            computed = record.functional(*metas, **{k: v for k, v in kmetas.items() if k not in outs})
+        return declared, computed
+    except NotImplementedError:
+        record.meta = False
+        return None, None
+
+
+def _template(record, args, kwargs):
+    """args and kwargs with a Slot for each tensor, runtime float and runtime int, numbered as dispatch.py collects them."""
+    counts = {"tensor": 0, "float": 0, "int": 0}
+
+    def slot(kind):
+        counts[kind] += 1
+        return Slot(kind, counts[kind] - 1)
+
+    def visit(value, kind):
+        if isinstance(value, torch.Tensor):
+            return slot("tensor")
+        if kind and type(value) is float:
+            return slot("float")
+        if kind == 2 and type(value) is int:
+            return slot("int")
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            return [visit(v, kind) for v in value]
+        return value
+
+    template = [visit(a, record.kinds[i]) for i, a in enumerate(args)]
+    return template, {k: visit(v, record.kwkinds.get(k, 0)) for k, v in kwargs.items()}
+
+
+def _fill(value, tensors, floats, ints):
+    if type(value) is Slot:
+        if value.kind == "tensor":
+            return tensors[value.index]
+        if value.kind == "float":
+            return jnp.asarray(floats[value.index], jnp.float64)
+        return jnp.asarray(ints[value.index], jnp.int64)
+    if type(value) is list:
+        return [_fill(v, tensors, floats, ints) for v in value]
+    return value
+
+
+def _results(record, given, declared):
+    """Fresh output metas, and how to give the call's result: ("fresh", i) | ("arg", name) | ("none",) | ("list", [...])."""
+    fresh: list[torch.Tensor] = []
+    values = declared if isinstance(declared, (tuple, list)) and len(record.schema.returns) != 1 else (declared,)
+    result = []
+    for ret, value in zip(record.schema.returns, values, strict=False):
+        if ret.alias_info is not None and ret.alias_info.is_write:
+            name = next(
+                a.name
+                for a in record.schema.arguments
+                if a.alias_info is not None and a.alias_info.before_set == ret.alias_info.before_set
+            )
+            result.append(("arg", name))
+        elif isinstance(value, (list, tuple)):
+            items = []
+            for v in value:
+                items.append(("fresh", len(fresh)))
+                fresh.append(v)
+            result.append(("list", items))
+        elif value is None:
+            result.append(("none",))
+        else:
+            result.append(("fresh", len(fresh)))
+            fresh.append(value)
+    return fresh, result
+
+
+def _fresh(meta: torch.Tensor) -> Fresh:
+    size, stride = tuple(meta.shape), tuple(meta.stride())
+    where, order = storage.layout(size, stride, meta.dtype)
+    return Fresh(where, order, size, stride, meta.dtype)
+
+
+def _compute(record, sig, template, ktemplate, want, compute):
+    """The pure function from base arrays to the lowering's results, before they are stored."""
+    passed = [v for v, a in zip(template, record.schema.arguments, strict=False) if a.name not in record.dropped]
+    kpassed = {k: v for k, v in ktemplate.items() if k not in record.dropped}
+
+    def run(values, floats, ints):
+        tensors = [w.read(v) for w, v in zip(sig.windows, values, strict=True)]
+        args = [_fill(v, tensors, floats, ints) for v in passed]
+        kwargs = {name: _fill(v, tensors, floats, ints) for name, v in kpassed.items()}
+        if record.lowering is None:
+            return record.decompose(args, kwargs, want)
+        key = rng.key(jnp.asarray(ints[-2], jnp.int64), jnp.asarray(ints[-1], jnp.int64)) if sig.rng else None
+        return lowering.call(record.lowering, args, kwargs, want, compute, key)
+
+    return run
+
+
+def _function(sig, run, alias):
+    """run's results stored: fresh outputs in memory order, written tensors through their windows.
+
+    alias[i] is the first tensor on the same storage as tensor i: several writes to one storage follow each other.
+    """
+
+    def fn(values, floats, ints):
+        results = run(values, floats, ints)
+        out = [f.store(r) for f, r in zip(sig.fresh, results, strict=False)]
+        current = {}
+        for i, value in zip(sig.writes, results[len(results) - len(sig.writes) :] if sig.writes else [], strict=True):
+            w = sig.windows[i]
+            value = jnp.broadcast_to(lowering.cast(value, w.jdtype), w.size)
+            current[alias[i]] = w.write(current.get(alias[i], values[i]), value)
+            out.append(current[alias[i]])
+        return out
+
+    return fn
+
+
+def _infer(sig, record, run):
+    """No meta kernel: take shapes and dtypes from jax, strides contiguous."""
+    values = [jax.ShapeDtypeStruct(w.base.shape, w.base.jdtype) for w in sig.windows]
+    shapes = jax.eval_shape(lambda v: run(v, [0.0] * 64, [0] * 64), values)
+    fresh = shapes[: len(shapes) - len(sig.writes)]
+    sig.fresh = [_fresh(torch.empty(s.shape, dtype=dtypes.to_torch(s.dtype), device="meta")) for s in fresh]
+    if not sig.writes:
+        items = [("fresh", i) for i in range(len(sig.fresh))]
+        many = [str(r.type) for r in record.schema.returns] == ["List[Tensor]"]
+        sig.result = [("list", items)] if many else items
+
+
+def _jitted(sig):
+    """The jitted form. `inline`: inside a bigger program its trace is reused, and no call stays."""
+    fn = sig.fn
+
+    def call(values, floats, ints):
+        return fn(values, floats, ints)
+
+    call.__name__ = sig.name.replace(".", "_")
+    return jax.jit(call, inline=True, compiler_options=dict(sig.options) or None)
+
+
+def _names(record, args, kwargs) -> list[str]:
+    """For each tensor argument its name in the schema, with a position inside lists: "self", "tensors[3]"."""
+    names = []
+    given = dict(zip((a.name for a in record.schema.arguments), args, strict=False)) | kwargs
+    for name, value in given.items():
+        found = tensors_in(value, [])
+        names.extend([name] if isinstance(value, torch.Tensor) else [f"{name}[{i}]" for i in range(len(found))])
+    return names
+
+
+def _static(record, args, kwargs):
+    """`dim=1`, `keepdim=True`: the static arguments, for people."""
+    for a, value in zip(record.schema.arguments, args, strict=False):
+        if not tensors_in(value, []) and not isinstance(value, torch.device) and value is not None:
+            yield f"{a.name}={value}"
+    for name, value in kwargs.items():
+        if name not in registry.NEVER_PASSED and not tensors_in(value, []) and value is not None:
+            yield f"{name}={value}"
+
+
+def _flops(record, metas, kmetas, fresh) -> int:
+    """FLOPs by PyTorch's own formulas (torch.utils.flop_counter; one multiply-add = 2); elementwise work counts 0."""
+    formula = record.flop_formula
+    if formula is None or not fresh:
+        return 0
+    try:
+        return int(formula(*metas, **kmetas, out_val=fresh[0] if len(fresh) == 1 else tuple(fresh)))
+    except Exception:  # a formula that does not know this form of the call: no figure rather than a wrong one
+        return 0

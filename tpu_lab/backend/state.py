@@ -1,0 +1,101 @@
+"""The two places with state: the eager mode and the deferred graph; and the one lock around both.
+
+Backward kernels run on autograd's own C++ thread, which has no Python thread-local of ours: there the mode is that of
+the thread that ran an op last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import threading
+
+
+class EagerMode(enum.IntEnum):
+    """When a recorded op runs. The values are TorchTPU's."""
+
+    DEFER_AND_FUSE = 0  # fused: when somebody needs a value
+    DEFER_NEVER = 1  # strict, the default: at once
+    DEFER_NEVER_AND_LAUNCH_BLOCKING = 2  # debug: at once, and wait for it
+
+
+NAMES = {"fused": 0, "strict": 1, "debug": 2}
+WORDS = {EagerMode(v): k for k, v in NAMES.items()}
+
+
+def _start_mode() -> EagerMode:
+    if os.environ.get("TORCH_TPU_DEFER_AND_FUSE") == "1":
+        return EagerMode.DEFER_AND_FUSE
+    if os.environ.get("TORCH_TPU_LAUNCH_BLOCKING") == "1":
+        return EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+    return EagerMode.DEFER_NEVER
+
+
+class _Thread(threading.local):
+    def __init__(self):
+        self.stack = []
+        self.tracing = None  # a Tracing while a program is being traced on this thread
+        self.worker = threading.get_ident() not in threading._active  # a thread that C++ made
+
+
+lock = threading.RLock()
+thread = _Thread()
+default_mode = _start_mode()
+last_mode = default_mode  # of the last user thread that ran an op: what an autograd worker uses
+compiler_options: tuple[tuple[str, object], ...] = ()  # torch.tpu.compiler.custom_compiler_options
+
+
+class Tracing:
+    """The random state of a program being traced: seed and counter are its runtime inputs (int64 tracers)."""
+
+    def __init__(self, seed, counter):
+        self.seed, self.counter, self.used = seed, counter, 0
+
+    def next(self):
+        """(seed, counter) of the next random op."""
+        self.used += 1
+        return self.seed, self.counter + (self.used - 1)
+
+
+def mode() -> EagerMode:
+    """The eager mode in force on this thread."""
+    global last_mode
+    if thread.worker:
+        return last_mode
+    last_mode = thread.stack[-1] if thread.stack else default_mode
+    return last_mode
+
+
+def as_mode(value) -> EagerMode:
+    """EagerMode from a member, its int, or "strict" | "debug" | "fused"; ValueError otherwise."""
+    if isinstance(value, str) and value in NAMES:
+        return EagerMode(NAMES[value])
+    try:
+        return EagerMode(value)
+    except ValueError:
+        names = ", ".join(f"EagerMode.{m.name} ({WORDS[m]})" for m in EagerMode)
+        raise ValueError(f"{value!r} is no eager mode: use one of {names}") from None
+
+
+@contextlib.contextmanager
+def mode_scope(value):
+    """The eager mode inside the block, on this thread; None changes nothing."""
+    if value is None:
+        yield
+        return
+    thread.stack.append(as_mode(value))
+    try:
+        yield
+    finally:
+        thread.stack.pop()
+
+
+@contextlib.contextmanager
+def tracing(context: Tracing):
+    """Inside the block ops on this thread run their lowerings directly, on tracers."""
+    before, thread.tracing = thread.tracing, context
+    try:
+        yield context
+    finally:
+        thread.tracing = before

@@ -1,0 +1,106 @@
+"""Where in the user's program are we? The file and line behind an ATen call, and the nn.Module path around it."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from typing import NamedTuple
+
+import torch
+
+
+class Site(NamedTuple):
+    """One line of the user's code; `file` is "" when no user frame is on the stack."""
+
+    file: str
+    line: int
+    code: str
+
+
+NOWHERE = Site("", 0, "")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(
+    os.path.join(path, "") for path in {sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib")}
+)
+_inside = tuple(os.path.join(_PACKAGE, part) for part in ("backend", "viz")) + tuple(
+    os.path.join(_PACKAGE, f"{name}.py") for name in ("profile", "trace", "magic", "cli", "__init__", "metrics")
+)
+_is_user: dict[object, bool] = {}  # code object -> does it belong to the user
+
+
+def _user_code(code) -> bool:
+    file = code.co_filename
+    if file.startswith(_inside):
+        return False
+    if file.startswith(_PACKAGE):
+        return True  # tpu_lab.models: plain PyTorch, the user's as far as a reader is concerned
+    if "ipykernel" in file or "/marimo/" in file:
+        return "site-packages" not in file and "/marimo/_" not in file  # their temporary cell files are the user's
+    return not file.startswith((*_LIBRARIES, "<frozen", "<string>", "<__array_function__"))
+
+
+def site(skip: int = 1) -> Site:
+    """The innermost user line on this thread's stack."""
+    frame = sys._getframe(skip)
+    while frame is not None:
+        code = frame.f_code
+        user = _is_user.get(code)
+        if user is None:
+            user = _is_user[code] = _user_code(code)
+        if user:
+            line = frame.f_lineno
+            return Site(code.co_filename, line, linecache.getline(code.co_filename, line, frame.f_globals).strip())
+        frame = frame.f_back
+    return NOWHERE
+
+
+class _Modules(threading.local):
+    """The stack of module paths that are in their forward on this thread."""
+
+    def __init__(self):
+        self.stack = []
+        self.names = {}  # id(module) -> path below the outermost module
+
+
+_modules = _Modules()
+
+
+def module() -> str:
+    """The path of the innermost module in forward, such as "h.0.attn"; "" outside."""
+    return _modules.stack[-1] if _modules.stack else ""
+
+
+@contextlib.contextmanager
+def watch_modules():
+    """Keep track of nn.Module paths while the block runs."""
+
+    def enter(mod, args):
+        if not _modules.stack:
+            _modules.names = {id(m): name for name, m in mod.named_modules()}
+        _modules.stack.append(_modules.names.get(id(mod), type(mod).__name__))
+
+    def leave(mod, args, output):
+        if _modules.stack:
+            _modules.stack.pop()
+
+    hooks = torch.nn.modules.module
+    handles = [
+        hooks.register_module_forward_pre_hook(enter),
+        hooks.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        _modules.stack.clear()
+
+
+def backward_node() -> tuple[str, int] | None:
+    """(name, sequence number) of the autograd node whose backward is running on this thread, or None."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else (node.name(), node._sequence_nr())
