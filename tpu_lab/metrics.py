@@ -1,0 +1,409 @@
+"""Records -> numbers: where the time went, per step and in all, FLOPs, bytes, MFU, and what each op cost.
+
+**The rule that makes the times add up.** Each nanosecond of the block's wall time goes to exactly one of six parts.
+Where several things happen at once, the first of this list takes it:
+
+    compile    tracing, lowering and compiling a program, or reading one back from disk
+    device     the device works (whatever the host does meanwhile is hidden behind it, and shown as `hidden`)
+    transfer   the host waits for a value or moves bytes, and the device does nothing
+    dispatch   our own host work: recording ops, finding programs, calling XLA
+    Python     the rest, as far as the host's thread was running (or may have been: see below)
+    idle       the rest in which the host's main thread demonstrably did not run: sleep, disk, another process
+
+So the sum is the wall time by construction. `idle` is a lower bound: from the main thread's blocked time we take away
+all that we know it can block in (waits, launches, and the backward pass, which runs on autograd's own thread).
+
+**Device intervals.** A launch runs from `ready_ns - device_ns` to `ready_ns`. Without `ready_ns` it starts when its
+dispatch returned, or when the launch before it was done, as the device runs one program at a time.
+
+**An op's time** is its share of its launch's device time by max(FLOPs, BALANCE x bytes); a view is free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tpu_lab.chips import Peak
+from tpu_lab.place import family, op_name, stem
+from tpu_lab.trace import Trace
+
+BALANCE = 8.0  # FLOPs that cost as much as one byte: between a CPU core's and a cache's; only shares depend on it
+PARTS = ("compile", "device", "transfer", "dispatch", "Python", "idle")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Nanoseconds of wall time by part (see the module's docstring); their sum is the wall time."""
+
+    compile: float = 0.0
+    device: float = 0.0
+    transfer: float = 0.0
+    dispatch: float = 0.0
+    python: float = 0.0
+    idle: float = 0.0
+    hidden: float = 0.0  # host work that ran while the device was busy: not part of the sum
+
+    def parts(self) -> list[tuple[str, float]]:
+        """(name, ns) for each of PARTS."""
+        return [(name, getattr(self, name.lower())) for name in PARTS]
+
+    @property
+    def total(self) -> float:
+        return sum(ns for _, ns in self.parts())
+
+    def largest(self) -> tuple[str, float]:
+        return max(self.parts(), key=lambda part: part[1])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: from the end of the one before it to its own end. Ranges are [first, last) positions in the trace."""
+
+    number: int  # from 1
+    start_ns: int
+    end_ns: int
+    ops: tuple[int, int]
+    launches: tuple[int, int]
+    misses: int  # programs compiled or read back in it
+    warmup: bool
+    split: Split
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+class Timeline:
+    """Interval arithmetic over one trace: how much of [a, b) each part takes."""
+
+    def __init__(self, trace: Trace) -> None:
+        launches, ops, waits = trace.launches, trace.ops, trace.waits
+        begin = _array(r.time_ns for r in launches)
+        lookup = _array(r.lookup_ns for r in launches)
+        compiling = _array(r.compile_ns for r in launches)
+        done = begin + lookup + compiling + _array(r.dispatch_ns for r in launches)
+        self.device = _device_intervals(launches, done)
+        op_begin = _array(r.time_ns for r in ops)
+        op_end = op_begin + _array(r.host_ns or r.record_ns for r in ops)
+        wait_begin = _array(r.time_ns for r in waits)
+        wait_end = wait_begin + _array(r.wait_ns + r.copy_ns for r in waits)
+        compile_ = (begin + lookup, begin + lookup + compiling)
+        host = (np.concatenate([begin, op_begin]), np.concatenate([done, op_end]))
+        layers = [compile_, self.device, (wait_begin, wait_end), host]
+        self._unions = [_Union([layer for layer in layers[: k + 1]]) for k in range(4)]
+        self._own = [_Union([layer]) for layer in layers]
+        self._blocking = _Union([(wait_begin, wait_end), (begin + lookup, done), _backward_spans(ops, op_begin, op_end)])
+        self._cpu = np.array(trace.meta.get("cpu") or [], dtype=np.float64).reshape(-1, 2)
+
+    def split(self, start: int, end: int) -> Split:
+        """The parts of the window [start, end), in ns."""
+        if end <= start:
+            return Split()
+        covered = [union.within(start, end) for union in self._unions]
+        compile_, device, transfer, dispatch = (float(v) for v in np.diff([0.0, *covered]))
+        rest = (end - start) - covered[-1]
+        idle = 0.0
+        if len(self._cpu) > 1:
+            ran = float(np.diff(np.interp([start, end], self._cpu[:, 0], self._cpu[:, 1]))[0])
+            idle = min(rest, max(0.0, (end - start) - ran - self._blocking.within(start, end)))
+        hidden = self._own[3].within(start, end) - (covered[3] - covered[2]) - compile_
+        return Split(compile_, device, transfer, dispatch, rest - idle, idle, max(0.0, hidden))
+
+
+class _Union:
+    """The union of intervals, and its measure inside a window."""
+
+    def __init__(self, layers) -> None:
+        start = np.concatenate([a for a, _ in layers])
+        end = np.concatenate([b for _, b in layers])
+        keep = end > start
+        start, end = start[keep], end[keep]
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], np.maximum.accumulate(end[order]) if len(end) else end
+        first = np.ones(len(start), dtype=bool)
+        first[1:] = start[1:] > end[:-1]
+        last = np.append(first[1:], True) if len(first) else first
+        start, end = start[first], end[last]
+        self._x = np.column_stack([start, end]).ravel()
+        length = end - start
+        after = np.cumsum(length)
+        self._y = np.column_stack([after - length, after]).ravel()
+
+    def within(self, start: float, end: float) -> float:
+        if not len(self._x):
+            return 0.0
+        a, b = np.interp([start, end], self._x, self._y)
+        return float(b - a)
+
+
+def _array(values) -> np.ndarray:
+    return np.fromiter(values, dtype=np.float64)
+
+
+def _device_intervals(launches, done) -> tuple[np.ndarray, np.ndarray]:
+    start, end, free = np.empty(len(launches)), np.empty(len(launches)), 0.0
+    for i, launch in enumerate(launches):
+        if launch.ready_ns:
+            end[i] = launch.ready_ns
+            start[i] = end[i] - launch.device_ns
+        else:
+            start[i] = max(done[i], free)
+            end[i] = start[i] + launch.device_ns
+        free = max(free, end[i])
+    return start, end
+
+
+def _backward_spans(ops, begin, end) -> tuple[np.ndarray, np.ndarray]:
+    """[first op, last op] of each run of backward ops."""
+    flag = np.fromiter((r.phase == "backward" for r in ops), dtype=bool)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flag, [False]]).astype(np.int8)))
+    firsts, lasts = edges[::2], edges[1::2] - 1
+    return begin[firsts], end[lasts]
+
+
+def op_times(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """(device ns of each op, position of its launch or -1), both by position in `trace.ops`."""
+    position = {record.index: i for i, record in enumerate(trace.ops)}
+    weight = np.maximum(
+        _array(r.flops if r.kind != "view" else 0 for r in trace.ops),
+        BALANCE * _array(r.bytes if r.kind != "view" else 0 for r in trace.ops),
+    )
+    owner = np.full(len(trace.ops), -1, dtype=np.int64)
+    for i, launch in enumerate(trace.launches):
+        for index in launch.ops:
+            if index in position:
+                owner[position[index]] = i
+    numbers = {record.index: i for i, record in enumerate(trace.launches)}
+    for i, record in enumerate(trace.ops):
+        if owner[i] < 0 and record.launch is not None:
+            owner[i] = numbers.get(record.launch, -1)
+    ran = owner >= 0
+    sums = np.bincount(owner[ran], weights=weight[ran], minlength=len(trace.launches))
+    counts = np.bincount(owner[ran], minlength=len(trace.launches))
+    device = _array(r.device_ns for r in trace.launches)
+    times = np.zeros(len(trace.ops))
+    total, n = sums[owner[ran]], counts[owner[ran]]
+    share = np.where(total > 0, weight[ran] / np.where(total > 0, total, 1), 1 / np.maximum(n, 1))
+    times[ran] = device[owner[ran]] * share
+    return times, owner
+
+
+def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]:
+    """Steps by the calls profile() made, else by optimizer steps."""
+    ends = [ns for what, ns in trace.marks if what == "call end"] or list(trace.steps)
+    ends = sorted(ns for ns in ends if ns <= block_end)
+    warm = max((ns for what, ns in trace.marks if what == "warmup end"), default=0)
+    op_at = np.maximum.accumulate(_array(r.time_ns for r in trace.ops)) if trace.ops else np.empty(0)
+    launch_at = np.maximum.accumulate(_array(r.time_ns for r in trace.launches)) if trace.launches else np.empty(0)
+    out, start = [], trace.start_ns
+    for number, end in enumerate(ends, 1):
+        ops = tuple(int(v) for v in np.searchsorted(op_at, [start, end]))
+        inside = tuple(int(v) for v in np.searchsorted(launch_at, [start, end]))
+        misses = sum(trace.launches[i].cache != "hit" for i in range(*inside))
+        out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end)))
+        start = end
+    return tuple(out)
+
+
+class Metrics:
+    """All numbers of one trace. Times in ns, sizes in bytes, work in FLOPs; each figure is computed when asked for.
+
+    peak: what MFU divides by, or None. flops: the caller's own model FLOPs a step, instead of the records' matmuls.
+    """
+
+    def __init__(self, trace: Trace, peak: Peak | None = None, flops: float | None = None) -> None:
+        self.trace, self.peak, self._flops = trace, peak, flops
+        last = max((ns for what, ns in trace.marks if what == "block end"), default=0)
+        self.end_ns = last or max(trace.end_ns, trace.start_ns)
+        self.wall_ns = self.end_ns - trace.start_ns
+        self.timeline = Timeline(trace)
+        self.whole = self.timeline.split(trace.start_ns, self.end_ns)
+        self.steps = _steps(trace, self.timeline, self.end_ns)
+
+    @cached_property
+    def steady(self) -> tuple[Step, ...]:
+        """Steps after warm-up that compiled nothing and read nothing back.
+
+        Without calls of ours to bound them, the first step of a block also holds what the block did before its
+        loop: it counts only when there is no other.
+        """
+        good = [s for s in self.steps if not s.warmup and not s.misses]
+        by_calls = any(what == "call end" for what, _ in self.trace.marks)
+        if len(good) > 1 and not by_calls and good[0].number == 1:
+            good = good[1:]
+        return tuple(good)
+
+    @cached_property
+    def step_split(self) -> Split:
+        """The mean steady step; the whole block when there is none."""
+        if not self.steady:
+            return self.whole
+        names = ("compile", "device", "transfer", "dispatch", "python", "idle", "hidden")
+        return Split(*(sum(getattr(s.split, n) for s in self.steady) / len(self.steady) for n in names))
+
+    @cached_property
+    def span(self) -> Step:
+        """The step that the views draw: the last steady one, else the whole block as one."""
+        if self.steady:
+            return self.steady[-1]
+        trace = self.trace
+        return Step(
+            0, trace.start_ns, self.end_ns, (0, len(trace.ops)), (0, len(trace.launches)),
+            sum(r.cache != "hit" for r in trace.launches), False, self.whole,
+        )
+
+    def ops_in(self, step: Step) -> list:
+        return self.trace.ops[slice(*step.ops)]
+
+    def launches_in(self, step: Step) -> list:
+        return self.trace.launches[slice(*step.launches)]
+
+    @cached_property
+    def ops_time(self) -> np.ndarray:
+        return self._op_times[0]
+
+    @cached_property
+    def ops_launch(self) -> np.ndarray:
+        """For each op the position of its launch in the trace, -1 for none."""
+        return self._op_times[1]
+
+    @cached_property
+    def _op_times(self):
+        return op_times(self.trace)
+
+    @cached_property
+    def step_ops(self) -> np.ndarray:
+        """Positions of the ops whose cost is averaged: those of all steady steps, else all."""
+        steps = self.steady or (self.span,)
+        return np.concatenate([np.arange(*s.ops) for s in steps]) if steps else np.empty(0, dtype=int)
+
+    @property
+    def n(self) -> int:
+        """Over how many steps a per-step figure is the mean; at least 1."""
+        return max(1, len(self.steady))
+
+    @cached_property
+    def flops(self) -> float:
+        """Model FLOPs a step: matmuls and convolutions, one multiply-add = 2; or what the caller gave."""
+        if self._flops is not None:
+            return float(self._flops)
+        matmul = sum(self.trace.ops[i].flops for i in self.step_ops if self.trace.ops[i].kind == "matmul")
+        if not matmul:  # compiled graphs have launches without ATen calls
+            steps = self.steady or (self.span,)
+            matmul = sum(r.flops for s in steps for r in self.launches_in(s) if not r.ops)
+        return matmul / self.n
+
+    @cached_property
+    def bytes(self) -> float:
+        """Bytes read and written by the programs' inputs and outputs a step."""
+        steps = self.steady or (self.span,)
+        return sum(r.bytes for s in steps for r in self.launches_in(s)) / self.n
+
+    @cached_property
+    def mfu(self) -> float | None:
+        """Model FLOPs / (time x peak); None without a peak, FLOPs or time. Compile time never counts."""
+        time = self.step_split.total - self.step_split.compile
+        if self.peak is None or not self.flops or time <= 0:
+            return None
+        return self.flops / (time * 1e-9 * self.peak.flops)
+
+    @cached_property
+    def matmul_share(self) -> float:
+        """The part of the device time of the averaged ops that matmuls take, 0 to 1."""
+        times = self.ops_time[self.step_ops] if len(self.step_ops) else np.zeros(0)
+        total = times.sum()
+        if not total:
+            return 0.0
+        flag = np.fromiter((self.trace.ops[i].kind == "matmul" for i in self.step_ops), dtype=bool)
+        return float(times[flag].sum() / total)
+
+    def outcomes(self) -> dict[str, int]:
+        """How many launches were "hit", "miss" and "disk"."""
+        out = {"hit": 0, "miss": 0, "disk": 0}
+        for launch in self.trace.launches:
+            out[launch.cache] += 1
+        return out
+
+    @cached_property
+    def late_ns(self) -> float:
+        """Device work that went on after the block had ended (nothing in the block waited for it)."""
+        _, ends = self.timeline.device
+        return max(0.0, float(ends.max()) - self.end_ns) if len(ends) else 0.0
+
+    @cached_property
+    def recording(self) -> tuple[float, float]:
+        """What recording cost: (ns an op, ns a step)."""
+        if not self.trace.ops:
+            return 0.0, 0.0
+        each = sum(r.record_ns for r in self.trace.ops) / len(self.trace.ops)
+        return each, each * len(self.step_ops) / self.n
+
+    @cached_property
+    def costs(self) -> list[Cost]:
+        """Device time a step by source line and way, largest first. Their sum is the launches' device time."""
+        return _costs(self)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one source line costs a step, forward or backward."""
+
+    name: str
+    file: str
+    line: int
+    code: str
+    phase: str
+    kind: str  # the kind that takes most of it
+    ops: int
+    ns: float
+    flops: float
+    bytes: float
+
+
+def _costs(m: Metrics) -> list[Cost]:
+    groups: dict[tuple, list[int]] = {}
+    for i in m.step_ops:
+        op = m.trace.ops[i]
+        if op.kind != "view":
+            groups.setdefault((op.file, op.line, op.phase), []).append(int(i))
+    out = []
+    for (file, line, phase), members in groups.items():
+        ops = [m.trace.ops[i] for i in members]
+        by_kind, by_name, by_stem = Counter(), Counter(), Counter()
+        for i, op in zip(members, ops):
+            by_kind[op.kind] += m.ops_time[i]
+            by_name[op_name(op.name)] += m.ops_time[i]
+            by_stem[stem(op.module)] += m.ops_time[i]
+        main = max(by_stem, key=by_stem.get)  # a line calls several modules: the costly one names it
+        heavy = [n for n, _ in by_name.most_common(3)]
+        name = family(op.module for op in ops if stem(op.module) == main)
+        name = name or ", ".join(heavy[:2]) + (" …" if len(heavy) > 2 else "")
+        if phase == "optimizer":
+            name = "optimizer step"
+        elif phase == "backward":
+            name += ", backward"
+        out.append(
+            Cost(
+                name, file, line, ops[0].code, phase, max(by_kind, key=by_kind.get), len(ops) // m.n,
+                sum(m.ops_time[i] for i in members) / m.n,
+                sum(op.flops for op in ops) / m.n, sum(op.bytes for op in ops) / m.n,
+            )
+        )
+    bare: dict[tuple, list] = {}
+    for step in m.steady or (m.span,):
+        for launch in m.launches_in(step):
+            if not launch.ops:
+                bare.setdefault((launch.file, launch.line), []).append(launch)
+    for (file, line), launches in bare.items():
+        flops = sum(r.flops for r in launches) / m.n
+        out.append(
+            Cost(
+                "compiled graph", file, line, launches[0].code, "forward", "matmul" if flops else "elementwise", 0,
+                sum(r.device_ns for r in launches) / m.n, flops, sum(r.bytes for r in launches) / m.n,
+            )
+        )
+    return sorted(out, key=lambda c: (-c.ns, c.file, c.line, c.phase))

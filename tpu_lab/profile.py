@@ -1,0 +1,328 @@
+"""`tpu_lab.profile()`: record a block, a function or a call, and get a report that shows itself.
+
+    with tpu_lab.profile() as p:        p = tpu_lab.profile(step, x, y, steps=10)        @tpu_lab.profile()
+        train()                                                                          def train(): ...
+    p
+
+A `Profile` holds a Trace (tpu_lab/trace.py) and its views; it never holds a tensor. What is shown is computed from
+the records when it is asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import linecache
+import sys
+import time
+from typing import Any, Callable
+
+from tpu_lab import trace as _trace
+from tpu_lab.trace import Trace
+
+MODES = ("fused", "strict", "debug")
+VIEWS = ("summary", "ops", "cache")
+
+
+class Profile:
+    """One recording and its views: `summary`, `ops`, `cache`. Alone on a cell's last line it shows the summary.
+
+    trace: the records. value: what the profiled function returned, in the call form. The block's exception, if one
+    ended it, is named in the report; it is never swallowed.
+    """
+
+    def __init__(self, trace: Trace | None = None, *, flops: float | None = None, peak_flops: float | None = None) -> None:
+        self.trace = Trace(meta={"recording": True}) if trace is None else trace
+        self.value: Any = None
+        self._flops, self._peak_flops = flops, peak_flops
+
+    @functools.cached_property
+    def metrics(self):
+        """The numbers (tpu_lab.metrics.Metrics): times in ns, sizes in bytes, work in FLOPs."""
+        from tpu_lab.metrics import Metrics
+
+        return Metrics(self.trace, self._peak(), self._flops)
+
+    def _peak(self):
+        from tpu_lab import chips
+
+        meta = self.trace.meta
+        if self._peak_flops is not None:
+            return chips.Peak(float(self._peak_flops), "", "given as peak_flops", "the caller")
+        if "peak" in meta:
+            return chips.Peak(**meta["peak"])
+        if not any(r.flops for r in self.trace.launches) and self._flops is None:
+            return None  # nothing to divide: no reason to measure this machine
+        return chips.peak(meta.get("platform", "cpu"), meta.get("device", ""))
+
+    def view(self, name: str, limit: int | None = None, sort: str | None = None):
+        """A view by name, with at most `limit` rows before a fold, sorted by `sort` (views that have orders)."""
+        if name not in VIEWS:
+            raise ValueError(f"no view {name!r}: there are {', '.join(VIEWS)}")
+        from tpu_lab.viz import cache, ops, summary
+
+        return {"summary": summary, "ops": ops, "cache": cache}[name].draw(self.metrics, limit=limit, sort=sort)
+
+    @functools.cached_property
+    def summary(self):
+        """Where the time went, in one screen."""
+        return self.view("summary")
+
+    @functools.cached_property
+    def ops(self):
+        """Every ATen call in order; `p.ops.rows` is the DataFrame."""
+        return self.view("ops")
+
+    @functools.cached_property
+    def cache(self):
+        """Hits, misses and disk hits by call site, and why each miss happened."""
+        return self.view("cache")
+
+    def to_html(self, path) -> None:
+        """One file: works offline, holds no script."""
+        from tpu_lab import export
+
+        export.to_html(self, path)
+
+    def to_json(self, path) -> None:
+        """All records and the summary's numbers, with a schema version. `Profile.from_json` reads it back."""
+        from tpu_lab import export
+
+        export.to_json(self, path)
+
+    @classmethod
+    def from_json(cls, path) -> Profile:
+        """The profile that `to_json` wrote; ValueError for another file or a newer schema."""
+        from tpu_lab import export
+
+        return cls(export.read_json(path))
+
+    def to_csv(self, path) -> None:
+        """The rows of the ops view."""
+        self.ops.rows.to_csv(path, index=False)
+
+    def to_parquet(self, path) -> None:
+        """The rows of the ops view; needs pyarrow."""
+        self.ops.rows.to_parquet(path, index=False)
+
+    def to_perfetto(self, path) -> None:
+        """A timeline in Chrome's trace format for ui.perfetto.dev; a path that ends in .gz is compressed."""
+        from tpu_lab import export
+
+        export.to_perfetto(self, path)
+
+    def __repr__(self) -> str:
+        return repr(self._shown())
+
+    def __str__(self) -> str:
+        return str(self._shown())
+
+    def _shown(self):
+        """A recording that goes on is drawn, not kept."""
+        return Profile(Trace(meta={"recording": True})).summary if self.trace.meta.get("recording") else self.summary
+
+    def _repr_html_(self) -> str:
+        return self._shown().html
+
+    def _mime_(self) -> tuple[str, str]:
+        return self._shown()._mime_()
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return self._shown()._repr_mimebundle_(include, exclude)
+
+
+class _Profiler:
+    """What `profile(...)` gives without a function: a context manager and a decorator with the same options."""
+
+    def __init__(self, steps: int, warmup: int, mode: str | None, limit: int, name: str | None, options: dict) -> None:
+        self._steps, self._warmup, self._mode, self._limit, self._name = steps, warmup, mode, limit, name
+        self._options = options
+        self._stack: contextlib.ExitStack | None = None
+        self._profile: Profile | None = None
+
+    def __enter__(self) -> Profile:
+        if self._steps != 1 or self._warmup:
+            raise TypeError("a with block runs once: give steps= and warmup= with a function, tpu_lab.profile(fn, steps=3)")
+        return self._begin(sys._getframe(1))
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self._end(error)
+
+    def __call__(self, fn: Callable) -> Callable:
+        """As a decorator: each call is profiled, `fn.profile` is the last one, the value goes through."""
+
+        @functools.wraps(fn)
+        def profiled(*args, **kwargs):
+            profiler = _Profiler(self._steps, self._warmup, self._mode, self._limit, self._name or fn.__name__, self._options)
+            profiled.profile = profiler.run(fn, args, kwargs, keep=profiled)  # type: ignore[attr-defined]
+            return profiled.profile.value  # type: ignore[attr-defined]
+
+        profiled.profile = None  # type: ignore[attr-defined]
+        return profiled
+
+    def run(self, fn: Callable, args=(), kwargs=None, keep=None) -> Profile:
+        """Call fn warmup + steps times, each call a step. keep: gets `.profile` even if fn raises."""
+        profile = self._begin(None, fn)
+        trace = profile.trace
+        if keep is not None:
+            keep.profile = profile
+        error: BaseException | None = None
+        try:
+            for call in range(self._warmup + self._steps):
+                profile.value = fn(*args, **(kwargs or {}))
+                trace.marks.append(("call end", time.perf_counter_ns()))
+                _cpu(trace)
+                if call + 1 == self._warmup:
+                    _hook("executor", "drain")()  # the warm-up's device work is not the first step's
+                    trace.marks.append(("warmup end", time.perf_counter_ns()))
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._end(error)
+        return profile
+
+    def _begin(self, frame, fn: Callable | None = None) -> Profile:
+        profile = Profile(**self._options)
+        stack = contextlib.ExitStack()
+        with stack:
+            if self._mode is not None:
+                stack.enter_context(_hook("executor", "mode_scope")(self._mode))
+            stack.enter_context(_hook("where", "watch_modules")())
+            meta = {**_hook("executor", "describe")(), "recording": True, **_where(frame, fn)}
+            if self._mode is not None:
+                meta["mode"] = self._mode
+            if self._name:
+                meta["name"] = self._name
+            profile.trace = _trace.start(self._limit)
+            profile.trace.meta.update(meta, cpu=[])
+            stack.enter_context(_step_marks(profile.trace))
+            _cpu(profile.trace)
+            self._stack, self._profile = stack.pop_all(), profile
+        return profile
+
+    def _end(self, error: BaseException | None) -> None:
+        """Stop recording, wait for the last device times, restore the mode: whatever happened before, or happens here."""
+        assert self._stack is not None and self._profile is not None
+        trace = self._profile.trace
+        trace.marks.append(("block end", time.perf_counter_ns()))
+        _cpu(trace)
+        if error is not None:
+            trace.meta["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        try:
+            _hook("executor", "drain")()
+        finally:
+            try:
+                if _trace.active is trace:
+                    _trace.stop()
+            finally:
+                trace.meta.pop("recording", None)
+                self._stack.close()
+                self._stack = None
+
+
+def profile(
+    fn: Callable | None = None,
+    *args,
+    steps: int = 1,
+    warmup: int = 0,
+    mode: str | None = None,
+    flops: float | None = None,
+    peak_flops: float | None = None,
+    name: str | None = None,
+    limit: int = 200_000,
+    **kwargs,
+):
+    """Record what runs on "tpu": `with profile() as p:`, `@profile()`, or `p = profile(fn, *args, **kwargs)`.
+
+    steps, warmup: how often fn is called, and how often before that without being averaged.
+    mode: "fused", "strict" or "debug" inside; None leaves the mode as it is.
+    flops: model FLOPs a step, when you know better than the sum of the matmuls. peak_flops: FLOP/s that MFU divides by.
+    name: what the report calls the model. limit: records kept of each kind; more are counted as dropped.
+    Returns a Profile (call form), or what gives one. RuntimeError when a profile is already active.
+    """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"mode={mode!r}: choose one of {', '.join(MODES)}")
+    if steps < 1 or warmup < 0:
+        raise ValueError(f"steps={steps}, warmup={warmup}: at least one step and no negative warm-up")
+    profiler = _Profiler(steps, warmup, mode, limit, name, {"flops": flops, "peak_flops": peak_flops})
+    if fn is None:
+        if kwargs:
+            raise TypeError(f"tpu_lab.profile() has no option {next(iter(kwargs))!r}")
+        return profiler
+    if not callable(fn):
+        raise TypeError(f"tpu_lab.profile(fn, ...) needs a function to call, not a {type(fn).__name__}: use a with block")
+    if not args and not kwargs:
+        _needs_nothing(fn)
+    return profiler.run(fn, args, kwargs)
+
+
+def _needs_nothing(fn: Callable) -> None:
+    """`@tpu_lab.profile` without parentheses would call the function at once: say so when that cannot work."""
+    try:
+        needed = [p.name for p in inspect.signature(fn).parameters.values() if p.default is p.empty and p.kind in (0, 1, 3)]
+    except (TypeError, ValueError):
+        return
+    if needed:
+        called = getattr(fn, "__name__", type(fn).__name__)
+        raise TypeError(
+            f"tpu_lab.profile({called}) calls {called}, which needs {', '.join(needed)}: give them, "
+            f"tpu_lab.profile({called}, ...), or decorate with parentheses, @tpu_lab.profile()"
+        )
+
+
+def _cpu(trace: Trace) -> None:
+    """A sample of this thread's CPU time, by which metrics tell idle from Python."""
+    trace.meta["cpu"].append((time.perf_counter_ns(), time.thread_time_ns()))
+
+
+@contextlib.contextmanager
+def _step_marks(trace: Trace):
+    """CPU samples at the end of each optimizer step on this thread."""
+    import threading
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    owner = threading.get_ident()
+
+    def sample(*_):
+        if threading.get_ident() == owner and len(trace.meta["cpu"]) < trace.limit:
+            _cpu(trace)
+
+    handle = register_optimizer_step_post_hook(sample)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _hook(module: str, name: str) -> Callable:
+    """A function of the backend, looked up when needed, so that importing this file starts no device."""
+    import importlib
+
+    return getattr(importlib.import_module(f"tpu_lab.backend.{module}"), name)
+
+
+def _where(frame, fn: Callable | None) -> dict:
+    """File and lines of the block or the function, for the line of provenance."""
+    if fn is not None:
+        code = getattr(inspect.unwrap(fn), "__code__", None)
+        if code is None:
+            return {"name": getattr(fn, "__name__", type(fn).__name__)}
+        lines = [line for _, _, line in code.co_lines() if line]
+        where = {"file": code.co_filename, "line": code.co_firstlineno, "end_line": max(lines, default=code.co_firstlineno)}
+        return where if code.co_name == "<lambda>" else {"name": code.co_name, **where}
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return {"file": file, "line": line, "end_line": _block_end(file, line)}
+
+
+def _block_end(file: str, line: int) -> int:
+    """The last line of the with statement that begins at `line`; `line` when the source is not to be had."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return line
+    ends = [n.end_lineno for n in ast.walk(tree) if isinstance(n, (ast.With, ast.AsyncWith)) and n.lineno == line]
+    return max((e for e in ends if e), default=line)
