@@ -106,6 +106,15 @@ def test_attention_written_out_is_scaled_dot_product_attention():
         torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_held_out_text_is_other_text():
+    config = mingpt.Config.tiny()
+    text, cut = data.text(), len(data.text()) * 9 // 10
+    for held_out, part in ((False, text[:cut]), (True, text[cut:])):
+        ids, following = mingpt.batch(config, 4, held_out=held_out)
+        assert all(data.decode(row) in part for row in ids)
+        assert torch.equal(ids[:, 1:], following[:, :-1])
+
+
 def test_attention_is_causal():
     config = mingpt.Config.tiny()
     model = mingpt.Model(config)

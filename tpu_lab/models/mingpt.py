@@ -174,10 +174,11 @@ class Model(nn.Module):
         return ids
 
 
-def batch(config: Config, size: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random stretches of the first 90% of the text: ids and the ids one later, both int64[size,block]."""
+def batch(config: Config, size: int = 8, seed: int = 0, held_out: bool = False) -> tuple[Tensor, Tensor]:
+    """Random stretches of the first 90% of the text, or of the rest: ids and the ids one later, int64[size,block]."""
     ids = data.tokens()
-    ids = ids[: len(ids) * 9 // 10]
+    cut = len(ids) * 9 // 10
+    ids = ids[cut:] if held_out else ids[:cut]
     start = torch.randint(len(ids) - config.block, (size, 1), generator=torch.Generator().manual_seed(seed))
     where = start + torch.arange(config.block + 1)
     stretch = ids[where]

@@ -1,0 +1,395 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["tpu-lab"]
+#
+# [tool.marimo.display]
+# theme = "system"
+# ///
+
+import marimo
+
+__generated_with = "0.25.2"
+app = marimo.App(width="full", app_title="minGPT on the TPU device")
+
+with app.setup:
+    import inspect
+    import io
+    import re
+    import time
+    from dataclasses import dataclass
+
+    import marimo as mo
+    import torch
+    from matplotlib.figure import Figure
+
+    import tpu_lab
+    from tpu_lab.models import data, mingpt
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    # minGPT on the TPU device
+
+    **What does one training step of a language model cost, and how much of it can the eager mode save?**
+
+    A small GPT reads Python source code and learns to write the next character. You change a control, it trains
+    again, and the report beside the loss tells what ran: ops, launches, compilations, time.
+
+    You need nothing but this page. No TPU is needed: without one, the same programs are compiled for this computer's
+    own processor. About 10 minutes.
+    """)
+    return
+
+
+@app.cell
+def _():
+    # What the controls start with. A test, or you, can put other values here.
+    params = {
+        "device": "tpu",
+        "mode": "fused",
+        "batch": 8,
+        "block": 64,
+        "layers": 2,
+        "width": 64,
+        "rate": 3e-3,
+        "steps": 60,
+        "longer": 600,
+        "letters": 400,
+    }
+    return (params,)
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    ## The text
+
+    The text is already on your machine: the sources of Python's own standard library. A model that knows only *how
+    often* each character occurs cannot be better than the text's entropy. One that also sees the character before
+    can do better. These two numbers, counted from the text itself, are what the model must beat.
+    """)
+    return
+
+
+@app.cell
+def _():
+    ids = data.tokens()
+    guess = torch.tensor(float(len(data.VOCABULARY))).log().item()  # every character equally likely
+    alone = data.entropy(ids)  # how often each occurs
+    paired = data.entropy(ids, order=2)  # and which one came before
+    return alone, guess, ids, paired
+
+
+@app.cell(hide_code=True)
+def _(alone, guess, ids, paired):
+    _start = data.text().index("def ")
+    mo.vstack(
+        [
+            facts(
+                (f"{len(ids):,}", "characters of Python"),
+                (f"{guess:.2f} nats", f"guessing among {len(data.VOCABULARY)}"),
+                (f"{alone:.2f} nats", "knowing how often each occurs"),
+                (f"{paired:.2f} nats", "and the one before it"),
+            ),
+            code(data.text()[_start : _start + 360]),
+        ]
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    ## The training step
+
+    This is ordinary PyTorch: the model is a plain `nn.Module`, and nothing in the loop knows a TPU. The model and the
+    batches were moved with `.to("tpu")`, and that is all.
+    """)
+    return
+
+
+@app.function
+def train(model, batches, rate):
+    """The training loop of any PyTorch tutorial; it gives the loss of each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    for ids, following in batches:
+        loss = mingpt.loss(model, ids, following)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+@app.cell(hide_code=True)
+def _():
+    # As an app the page hides its code; these lines are worth seeing.
+    mo.md(f"```python\n{inspect.getsource(train)}\n```") if mo.app_meta().mode == "run" else None
+    return
+
+
+@app.class_definition
+@dataclass(frozen=True)
+class Run:
+    """What one training gave."""
+
+    losses: list[float]  # nats a character, one a step
+    held_out: float  # the same on text that it never saw
+    seconds: float
+    model: torch.nn.Module
+    profile: tpu_lab.Profile
+
+
+@app.function
+def run(config, mode, batch, rate, steps, device, title):
+    """Train a new model for `steps` steps in one of four modes, watched by a profile."""
+    modes = {
+        "strict": torch.tpu.EagerMode.DEFER_NEVER,
+        "debug": torch.tpu.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING,
+        "fused": torch.tpu.EagerMode.DEFER_AND_FUSE,
+        "compile": torch.tpu.EagerMode.DEFER_AND_FUSE,  # the model is compiled, the optimizer around it is fused
+    }
+    torch.manual_seed(0)
+    model = mingpt.Model(config).to(device)
+    called = torch.compile(model) if mode == "compile" else model
+    batches = [[part.to(device) for part in mingpt.batch(config, batch, seed)] for seed in range(steps)]
+    start = time.perf_counter()
+    with (
+        torch.tpu.set_eager_mode(modes[mode]),
+        tpu_lab.profile(
+            name=f"minGPT d{config.width} L{config.layers} B{batch} T{config.block}",
+            flops=mingpt.flops(config, batch),
+        ) as profile,
+    ):
+        losses = list(
+            mo.status.progress_bar(train(called, batches, rate), total=steps, title=title, remove_on_exit=True)
+        )
+    seconds = time.perf_counter() - start
+    with torch.no_grad():
+        unseen = [part.to(device) for part in mingpt.batch(config, 64, held_out=True)]
+        held_out = mingpt.loss(model, *unseen).item()
+    return Run(losses, held_out, seconds, model, profile)
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    ## Train, and look
+
+    Change a control: the model trains from the start again. Try this first: **fused**, then **strict**, and compare
+    the launches.
+    """)
+    return
+
+
+@app.cell(hide_code=True)
+def _(params):
+    def _slider(name, steps):
+        return mo.ui.slider(steps=sorted({*steps, params[name]}), value=params[name], debounce=True, show_value=True)
+
+    controls = mo.ui.dictionary(
+        {
+            "mode": mo.ui.dropdown(["strict", "debug", "fused", "compile"], value=params["mode"]),
+            "batch": _slider("batch", [4, 8, 16, 32]),
+            "block": _slider("block", [16, 32, 64, 128]),
+            "layers": _slider("layers", [1, 2, 3, 4, 6]),
+            "width": _slider("width", [32, 64, 96, 128, 192]),
+            "rate": _slider("rate", [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]),
+            "steps": _slider("steps", [20, 40, 60, 100, 200]),
+        }
+    )
+    panel(
+        ("eager mode", controls["mode"]),
+        ("batch, texts a step", controls["batch"]),
+        ("block, characters seen", controls["block"]),
+        ("layers", controls["layers"]),
+        ("width", controls["width"]),
+        ("learning rate", controls["rate"]),
+        ("steps", controls["steps"]),
+    )
+    return (controls,)
+
+
+@app.cell
+def _(controls, params):
+    chosen = dict(controls.value)
+    config = mingpt.Config(layers=chosen["layers"], width=chosen["width"], block=chosen["block"], heads=4)
+    short = run(
+        config,
+        chosen["mode"],
+        chosen["batch"],
+        chosen["rate"],
+        chosen["steps"],
+        params["device"],
+        title=f"Training in {chosen['mode']} mode",
+    )
+    return chosen, config, short
+
+
+@app.cell(hide_code=True)
+def _(alone, guess, paired, short):
+    beside(curve(short.losses, guess, alone, paired), short.profile)
+    return
+
+
+@app.cell(hide_code=True)
+def _(params):
+    more = mo.ui.run_button(label=f"Train a new model for {params['longer']} steps")
+    mo.vstack(
+        [
+            mo.md("""
+            ## Let it write
+
+            Sixty steps teach it which letters are common. Ten times as many teach it words. The button trains with
+            the controls above; that takes a minute or less in fused mode, and longer in strict.
+            """),
+            more,
+        ]
+    )
+    return (more,)
+
+
+@app.cell
+def _(chosen, config, more, params, short):
+    longer = short
+    if more.value:
+        longer = run(
+            config,
+            chosen["mode"],
+            chosen["batch"],
+            chosen["rate"],
+            params["longer"],
+            params["device"],
+            title=f"Training {params['longer']} steps",
+        )
+    return (longer,)
+
+
+@app.cell
+def _(chosen, longer, params):
+    # One launch a character: every step runs the same shape, so it is compiled once.
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        _made = longer.model.generate(data.encode("def ")[None], params["letters"], temperature=0.7, top_k=20)
+    sample = data.decode(_made)
+    return (sample,)
+
+
+@app.cell(hide_code=True)
+def _(alone, guess, longer, paired, sample, short):
+    mo.vstack(
+        [
+            mo.md(f"After {len(longer.losses)} steps it writes, from `def ` on:"),
+            code(sample),
+            curve(longer.losses, guess, alone, paired) if longer is not short else mo.md(""),
+        ]
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(alone, guess, longer):
+    _launches, _ops = len(longer.profile.trace.launches), len(longer.profile.trace.ops)
+    mo.md(f"""
+    ## What we saw
+
+    - The loss fell from {longer.losses[0]:.2f} to {longer.losses[-1]:.2f} nats a character, and is
+      {longer.held_out:.2f} on text that the model never saw.
+    - {_ops:,} ops ran as {_launches:,} launches. The mode changes the launches and the time; the ops and the loss stay.
+    - A program is compiled once for each new shape and then found again: only the first steps wait for the compiler.
+
+    Now try: twice the batch (does a step take twice as long?), `compile`, or the smallest width, where nearly all the
+    time is not spent on the device.
+    """)
+    return
+
+
+@app.cell
+def _(alone, guess, longer, short):
+    # What the text above claims, held.
+    assert abs(longer.losses[0] - guess) < 0.3, "an untrained model guesses"
+    assert longer.losses[-1] < longer.losses[0], "it learned"
+    assert short.profile.trace.launches, "the steps ran on the device"
+    return
+
+
+@app.function(hide_code=True)
+def facts(*pairs):
+    """Key figures in a row between hairlines."""
+    cells = "".join(
+        f'<div style="flex:1 1 150px"><div style="font-size:19px;line-height:26px;font-weight:600">{figure}</div>'
+        f'<div style="font-size:12px;line-height:16px;opacity:.68">{caption}</div></div>'
+        for figure, caption in pairs
+    )
+    line = "1px solid rgb(128 128 128/.28)"
+    return mo.Html(
+        f'<div style="display:flex;flex-wrap:wrap;gap:16px 24px;padding:14px 0;border-top:{line};border-bottom:{line};'
+        f'font-variant-numeric:tabular-nums;max-width:1040px">{cells}</div>'
+    )
+
+
+@app.function(hide_code=True)
+def code(text):
+    """Text as it stands, in a quiet box."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+    return mo.Html(
+        '<pre style="margin:0;padding:12px 16px;border-radius:3px;background:rgb(128 128 128/.10);max-width:780px;'
+        "font:12px/20px ui-monospace,SF Mono,Menlo,Consolas,monospace;font-variant-ligatures:none;"
+        f'white-space:pre-wrap;overflow-wrap:anywhere">{escaped}</pre>'
+    )
+
+
+@app.function(hide_code=True)
+def panel(*labelled):
+    """Controls in a row that wraps, each under its name."""
+    cells = "".join(
+        f'<div style="min-width:150px"><div style="font-size:12px;line-height:20px;opacity:.68">{label}</div>'
+        f"{mo.as_html(control)}</div>"
+        for label, control in labelled
+    )
+    return mo.Html(f'<div style="display:flex;flex-wrap:wrap;gap:12px 32px">{cells}</div>')
+
+
+@app.function(hide_code=True)
+def beside(left, right):
+    """Two things side by side where there is room, else one under the other."""
+    return mo.Html(
+        '<div style="display:flex;flex-wrap:wrap;gap:24px 40px;align-items:flex-start">'
+        f'<div style="flex:1 1 360px;max-width:520px">{mo.as_html(left)}</div>'
+        f'<div style="flex:3 1 700px;min-width:0">{mo.as_html(right)}</div></div>'
+    )
+
+
+@app.function(hide_code=True)
+def curve(losses, guess, alone, paired):
+    """The loss over the steps, against what simpler models reach. Ink takes the page's colour, light or dark."""
+    ink, grey = "#010203", "#7f7f7f"
+    figure = Figure(figsize=(5.2, 3.7), layout="constrained")
+    axes = figure.add_subplot()
+    steps = range(1, len(losses) + 1)
+    for level, words in ((guess, "guessing"), (alone, "how often each occurs"), (paired, "and the one before")):
+        axes.axhline(level, color=grey, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(words, (1, level), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+                      ha="right", va="bottom", fontsize=9, color=ink)  # fmt: skip
+    axes.plot(steps, losses, color="#0072B2", linewidth=1.6, label="loss")
+    axes.plot(len(losses), losses[-1], "o", color="#0072B2", markersize=5)
+    axes.set_xlabel("step", color=ink)
+    axes.set_ylabel("nats a character", color=ink)
+    axes.tick_params(colors=ink, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(grey)
+    axes.set_xlim(0, len(losses) + 1)
+    axes.set_ylim(min(1, min(losses)), max(guess, max(losses)) + 0.35)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace(ink, "currentColor")
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)  # it would restyle the page
+    finding = f"{losses[-1]:.2f} nats a character after {len(losses)} steps, {losses[0]:.2f} at first"
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{finding}" style="width:100%;height:auto" ', 1)
+    return mo.Html(
+        f'<div style="font-size:17px;line-height:24px;font-weight:600;padding-bottom:12px">{finding}</div>{svg}'
+    )
+
+
+if __name__ == "__main__":
+    app.run()

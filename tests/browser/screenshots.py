@@ -1,0 +1,133 @@
+"""Pictures of the notebooks for the README: `make screenshots`, or `python tests/browser/screenshots.py [folder]`.
+
+Each notebook is opened in Chromium through marimo's own server, in light and dark, and saved as PNG at twice the pixels.
+Also the helpers of the browser tests: a server, and a browser that cannot leave this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def chromium() -> str | None:
+    """The path of an installed Chromium or Chrome, or None."""
+    return next((path for name in CHROMIUM if (path := shutil.which(name))), None)
+
+
+@contextlib.contextmanager
+def served(notebook: Path):
+    """The URL of a notebook on a marimo server in run mode, on 127.0.0.1; it ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "marimo", "run", str(notebook), "--headless", "--no-token", "--port", str(port)]
+    server = subprocess.Popen(
+        [*command, "--host", "127.0.0.1"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            if server.poll() is not None:
+                raise RuntimeError(f"marimo ended before it served {notebook.name}:\n{server.stdout.read()}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+                break
+            time.sleep(0.2)
+        else:
+            raise RuntimeError(f"marimo did not serve {notebook.name} within a minute")
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+@dataclass
+class Seen:
+    """What a page asked for and complained of."""
+
+    outside: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def opened(url: str, scheme: str, width: int = 1440, height: int = 1000, scale: int = 1):
+    """(page, Seen) for a URL in a fresh browser; whatever is not on 127.0.0.1 is refused and noted."""
+    from playwright.sync_api import sync_playwright
+
+    seen = Seen()
+
+    def gate(route):
+        if route.request.url.startswith((url, "data:", "blob:")):
+            route.continue_()
+        else:
+            seen.outside.append(route.request.url)
+            route.abort()
+
+    with sync_playwright() as playwright:
+        # No sandbox: it needs rights that containers and root do not have; only our own page is opened.
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        try:
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme=scheme, device_scale_factor=scale
+            )
+            page.route("**/*", gate)
+            page.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
+            page.on("pageerror", lambda error: seen.errors.append(str(error)))
+            page.goto(url)
+            yield page, seen
+        finally:
+            browser.close()
+
+
+def settle(page, text: str, seconds: float = 120) -> None:
+    """Wait until `text` is on the page and no cell runs any more."""
+    page.get_by_text(text, exact=False).first.wait_for(timeout=seconds * 1000)
+    page.wait_for_timeout(500)
+
+
+def whole(page, limit: int = 8000) -> None:
+    """Make the window as high as its content, so that a picture shows all of it."""
+    height = page.evaluate("Math.max(...[...document.querySelectorAll('*')].map(e => e.scrollHeight))")
+    page.set_viewport_size({"width": page.viewport_size["width"], "height": min(height + 20, limit)})
+    page.wait_for_timeout(500)
+
+
+def main(folder: Path) -> int:
+    """Save every notebook, light and dark, into `folder`; the number of pictures, or an explanation."""
+    if chromium() is None:
+        print(f"No Chromium found (looked for {', '.join(CHROMIUM)}). On Debian: apt-get install chromium")
+        return 1
+    folder.mkdir(parents=True, exist_ok=True)
+    for notebook in sorted((ROOT / "notebooks").glob("*.py")):
+        with served(notebook) as url:
+            for scheme in ("light", "dark"):
+                with opened(url, scheme, scale=2) as (page, seen):
+                    settle(page, "What we saw")
+                    whole(page)
+                    file = folder / f"{notebook.stem}_{scheme}.png"
+                    page.screenshot(path=file)
+                    print(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file, *seen.errors, sep="\n  ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks" / "screenshots"))

@@ -1,0 +1,162 @@
+"""The notebooks as programs: checked by marimo, run with small parameters, and again as the exported .ipynb twin."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import nbclient
+import nbformat
+import pytest
+import torch
+
+from tpu_lab.models import data, mingpt
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+SMALL = {
+    "hello": {"device": "tpu", "rows": 16, "look": 4},
+    "mingpt": {
+        "device": "tpu",
+        "mode": "fused",
+        "batch": 4,
+        "block": 16,
+        "layers": 1,
+        "width": 32,
+        "rate": 1e-2,
+        "steps": 12,
+        "longer": 24,
+        "letters": 20,
+    },
+}
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"notebook_{name}", ROOT / "notebooks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    """A loader that reads each notebook once."""
+    loaded = {}
+    return lambda name: loaded.setdefault(name, load(name))
+
+
+@pytest.fixture(scope="module")
+def small_mingpt(notebook):
+    outputs, definitions = notebook("mingpt").app.run(defs={"params": SMALL["mingpt"]})
+    return outputs, definitions
+
+
+def test_every_notebook_has_small_parameters_here():
+    assert {path.stem for path in NOTEBOOKS} == set(SMALL)
+
+
+def test_marimo_finds_nothing_to_complain_about():
+    done = subprocess.run(
+        [sys.executable, "-m", "marimo", "check", "--strict", *map(str, NOTEBOOKS)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_house_rules_of_a_notebook(path):
+    source = path.read_text()
+    assert source.startswith("# /// script\n")
+    assert "http" not in source.replace("http.client", ""), "a notebook loads nothing"
+    cells = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "_"]
+    prose = [cell for cell in cells if "mo.md" in ast.unparse(cell) and len(cell.body) <= 2]
+    assert prose and all("hide_code=True" in ast.unparse(cell.decorator_list[0]) for cell in prose)
+    first = ast.unparse(cells[0])
+    assert "**" in first and "?**" in first and "minute" in first.lower(), "title, the one question, the minutes"
+    assert any("assert " in ast.unparse(cell) for cell in cells[-1:]), "the last cell holds what the text claims"
+
+
+def test_hello_counts_launches_hits_and_misses(notebook):
+    _, definitions = notebook("hello").app.run(defs={"params": SMALL["hello"]})
+    strict, fused = definitions["strict"].trace, definitions["fused"].trace
+    assert [launch.mode for launch in strict.launches] == ["strict"] * 8
+    assert [len(launch.ops) for launch in fused.launches] == [4, 4]
+    assert [launch.cache for launch in strict.launches[4:]] == ["hit"] * 4
+    assert fused.launches[1].cache == "hit" and fused.launches[1].compile_ns == 0
+    assert definitions["strict_results"] == definitions["fused_results"] == [16 * 128 * 3.0] * 2
+
+
+def test_hello_an_early_look_cuts_the_fused_program(notebook):
+    for look in (1, 2, 3):
+        _, definitions = notebook("hello").app.run(defs={"params": {**SMALL["hello"], "look": look}})
+        assert [len(launch.ops) for launch in definitions["fused"].trace.launches] == [look, 4 - look] * 2
+        assert len(definitions["strict"].trace.launches) == 8
+
+
+def test_hello_draws_what_ran(notebook):
+    module = notebook("hello")
+    _, definitions = module.app.run(defs={"params": SMALL["hello"]})
+    strict = module.picture("strict", definitions["strict"].trace).text
+    fused = module.picture("fused", definitions["fused"].trace).text
+    for name in ("mul", "add", "relu", "sum"):
+        assert strict.count(f">{name}<") == fused.count(f">{name}<") == 2
+    assert strict.count("✓") >= 4 and fused.count("✓") >= 1
+    assert 'role="figure"' in strict and "<script" not in strict + fused
+
+
+def test_mingpt_learns_and_writes(small_mingpt):
+    _, definitions = small_mingpt
+    run = definitions["short"]
+    assert len(run.losses) == 12 and abs(run.losses[0] - definitions["guess"]) < 0.3
+    assert run.losses[-1] < run.losses[0] - 0.5
+    assert run.held_out < definitions["guess"]
+    assert definitions["sample"].startswith("def ") and len(definitions["sample"]) == 24
+    assert set(definitions["sample"]) <= set(data.VOCABULARY)
+
+
+def test_mingpt_one_launch_a_step_and_two_compilations_at_most(small_mingpt):
+    trace = small_mingpt[1]["short"].profile.trace
+    assert len(trace.launches) == 12 and {launch.mode for launch in trace.launches} == {"fused"}
+    assert [launch.cache for launch in trace.launches[3:]] == ["hit"] * 9
+    assert not any(op.fallback for op in trace.ops)
+
+
+def test_mingpt_baselines_come_from_the_text(small_mingpt):
+    _, definitions = small_mingpt
+    assert definitions["alone"] == data.entropy(data.tokens())
+    assert definitions["paired"] == data.entropy(data.tokens(), 2)
+    assert definitions["paired"] < definitions["alone"] < definitions["guess"]
+
+
+def test_mingpt_every_mode_gives_the_losses_of_the_cpu(notebook):
+    module, config = notebook("mingpt"), mingpt.Config(layers=1, heads=2, width=32, block=16)
+    torch.manual_seed(0)
+    batches = [mingpt.batch(config, 4, seed) for seed in range(4)]
+    expected = list(module.train(mingpt.Model(config), batches, 1e-2))
+    for mode in ("strict", "debug", "fused", "compile"):
+        run = module.run(config, mode, 4, 1e-2, 4, "tpu", title=mode)
+        torch.testing.assert_close(torch.tensor(run.losses), torch.tensor(expected), rtol=1e-5, atol=0)
+
+
+def test_the_loss_curve_takes_the_ink_of_the_page(notebook):
+    html = notebook("mingpt").curve([4.5, 3.2, 3.0], 4.56, 3.15, 2.39).text
+    assert "3.00 nats a character after 3 steps" in html and 'role="img"' in html
+    assert "currentColor" in html and "#010203" not in html
+    assert "<style" not in html and "#ffffff" not in html
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_exported_twin_runs_as_a_jupyter_notebook(name, tmp_path):
+    twin = tmp_path / f"{name}.ipynb"
+    subprocess.run(
+        [sys.executable, "-m", "marimo", "export", "ipynb", str(ROOT / "notebooks" / f"{name}.py"), "-o", str(twin)],
+        check=True,
+        capture_output=True,
+    )
+    book = nbformat.read(twin, as_version=4)
+    (cell,) = [cell for cell in book.cells if cell.cell_type == "code" and "params = {" in cell.source]
+    cell.source = f"params = {SMALL[name]!r}"
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    shown = [output for cell in book.cells for output in cell.get("outputs", [])]
+    assert not [output for output in shown if output.output_type == "error"]
+    assert any("What we saw" in str(output.get("data", "")) for output in shown)
