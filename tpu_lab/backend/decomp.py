@@ -15,6 +15,9 @@ from tpu_lab.backend import lowering, state, storage
 from tpu_lab.backend.window import contiguous_strides
 
 
+_running: list = []  # decompositions being traced, outermost first
+
+
 @functools.cache
 def _table() -> dict:
     import torch._decomp
@@ -57,10 +60,16 @@ def _run(decomposition, args, kwargs, outputs):
             return wrap(value)
         return [lift(v) for v in value] if isinstance(value, list) else value
 
+    if decomposition in _running:  # PyTorch's reference calls the op it stands for
+        raise NotImplementedError(f"the decomposition {decomposition.__name__} needs itself")
     context = state.thread.tracing or state.Tracing(jnp.int64(0), jnp.int64(0))
-    with state.tracing(context), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-        result = decomposition(*[lift(a) for a in args], **{k: lift(v) for k, v in kwargs.items()})
-        arrays = [unwrap(t) for t in lowering.flat(result, [])]
+    _running.append(decomposition)
+    try:
+        with state.tracing(context), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            result = decomposition(*[lift(a) for a in args], **{k: lift(v) for k, v in kwargs.items()})
+            arrays = [unwrap(t) for t in lowering.flat(result, [])]
+    finally:
+        _running.pop()
     if outputs is not None:
         from tpu_lab.backend import dtypes
 

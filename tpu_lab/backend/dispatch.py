@@ -58,6 +58,8 @@ class Record:
         if self.lowering is None:
             return 0
         text = str(argument.type)
+        if argument.name in self.lowering.static:
+            return 0
         if argument.name in self.lowering.runtime:
             return 1
         if "Tensor" in text:
@@ -94,12 +96,11 @@ def collect(args, kinds, key: list, cells: list, floats: list, ints: list) -> No
                 key.append(_FLOAT)
             else:
                 key.append((c, a) if a == a else "nan")
-        elif kind and (c is int or c is bool):
-            if kind == 2 and c is int:
-                ints.append(a)
-                key.append(_INT)
-            else:
-                key.append((c, a))
+        elif kind == 2 and c is int:
+            ints.append(a)
+            key.append(_INT)
+        elif c is bool:  # True == 1 == 1.0 in a key: say which
+            key.append((c, a))
         elif c is list or c is tuple:
             key.append(len(a))
             collect(a, (kind,) * len(a), key, cells, floats, ints)
