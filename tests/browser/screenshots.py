@@ -1,6 +1,6 @@
 """Pictures of the notebooks for the README: `make screenshots`, or `python tests/browser/screenshots.py [folder]`.
 
-Each notebook is opened in Chromium through marimo's own server, in light and dark, and saved as PNG at twice the pixels.
+Each notebook is opened in Chromium through marimo's own server, in light and dark, and saved at twice the pixels.
 Also the helpers of the browser tests: a server, and a browser that cannot leave this machine.
 """
 
@@ -36,7 +36,7 @@ def served(notebook: Path):
     server = subprocess.Popen(
         [*command, "--host", "127.0.0.1"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

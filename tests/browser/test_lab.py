@@ -1,0 +1,123 @@
+"""The notebooks in a real Chromium: a control is moved, numbers and pictures change, light and dark, no network."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+import screenshots as browser  # the server and the sealed browser, next to this file
+
+pytest.importorskip("playwright", reason="the browser tests need playwright: pip install playwright")
+pytestmark = pytest.mark.skipif(
+    browser.chromium() is None,
+    reason=f"no Chromium on this machine (looked for {', '.join(browser.CHROMIUM)}): apt-get install chromium",
+)
+
+NOTEBOOKS = browser.ROOT / "notebooks"
+
+
+@pytest.fixture(scope="module")
+def hello():
+    with browser.served(NOTEBOOKS / "hello.py") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def mingpt(tmp_path_factory):
+    """The minGPT notebook with fewer steps and letters, so that the test is short; all else as it is."""
+    source = (NOTEBOOKS / "mingpt.py").read_text()
+    for name, value in {"steps": 20, "letters": 20, "layers": 1, "width": 32, "block": 16}.items():
+        source, changed = re.subn(rf'"{name}": \d+,', f'"{name}": {value},', source, count=1)
+        assert changed == 1
+    path = tmp_path_factory.mktemp("notebook") / "mingpt.py"
+    path.write_text(source)
+    with browser.served(path) as url:
+        yield url
+
+
+def press(page, index, key):
+    """Move the slider number `index` of the page one step with the keyboard, as a user may."""
+    page.get_by_role("slider").nth(index).focus()
+    page.keyboard.press(key)
+
+
+def ground(page):
+    """How light the page's ground is, 0 to 255."""
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    numbers = [float(n) for n in re.findall(r"[\d.]+", colour)[:3]]
+    return sum(numbers) / 3
+
+
+def test_hello_moving_a_slider_cuts_the_fused_program(hello, tmp_path):
+    with browser.opened(hello, "light") as (page, seen):
+        browser.settle(page, "What we saw")
+        page.get_by_text("4 launches in strict mode, 1 in fused").wait_for()
+        before = page.screenshot()
+        press(page, 1, "ArrowLeft")  # look after op 3
+        page.get_by_text("4 launches in strict mode, 2 in fused").wait_for(timeout=30_000)
+        fused = page.get_by_role("figure", name=re.compile("^fused mode: 2 launches a run"))
+        assert fused.get_by_text("relu", exact=True).count() == 2
+        assert page.screenshot() != before
+        assert page.get_by_text("hit", exact=True).count() >= 6
+        assert not seen.errors and not seen.outside
+
+
+def test_hello_a_new_shape_is_not_a_hit_and_then_it_is(hello):
+    with browser.opened(hello, "light") as (page, seen):
+        browser.settle(page, "What we saw")
+        first = page.get_by_role("figure", name=re.compile("^fused mode")).get_attribute("aria-label")
+        press(page, 0, "ArrowRight")  # 80 rows
+        changed = page.get_by_role("figure", name=re.compile("^fused mode: 1 launches a run; (miss|disk), hit$"))
+        changed.wait_for(timeout=30_000)
+        press(page, 0, "ArrowLeft")  # back
+        page.get_by_role("figure", name="fused mode: 1 launches a run; hit, hit").wait_for(timeout=30_000)
+        assert first.endswith("hit")
+        assert not seen.errors and not seen.outside
+
+
+def test_mingpt_another_mode_changes_the_report(mingpt):
+    with browser.opened(mingpt, "light") as (page, seen):
+        browser.settle(page, "What we saw")
+        summary = page.get_by_text(re.compile(r"ops ran as [\d,]+ launches"))
+        fused = summary.inner_text()
+        curve = page.get_by_role("img", name=re.compile("nats a character after 20 steps"))
+        curve.first.wait_for()
+        assert " as 20 launches" in fused
+        page.locator("select").select_option("strict")
+        page.wait_for_function(
+            "before => { const t = document.body.innerText.match(/ops ran as ([\\d,]+) launches/); "
+            "return t && t[1] !== before }",
+            arg="20",
+            timeout=90_000,
+        )
+        launches = int(re.search(r"as ([\d,]+) launches", summary.inner_text())[1].replace(",", ""))
+        assert launches > 20 * 50
+        assert not seen.errors and not seen.outside
+
+
+def test_mingpt_the_report_stands_beside_the_curve_and_under_it_when_narrow(mingpt):
+    with browser.opened(mingpt, "light", width=1600) as (page, _):
+        browser.settle(page, "What we saw")
+        curve = page.get_by_role("img", name=re.compile("nats a character after")).first.bounding_box()
+        report = page.get_by_role("figure").first.bounding_box()
+        assert report["x"] > curve["x"] + curve["width"] and report["width"] >= 700
+        page.set_viewport_size({"width": 900, "height": 1000})
+        page.wait_for_timeout(500)
+        curve = page.get_by_role("img", name=re.compile("nats a character after")).first.bounding_box()
+        report = page.get_by_role("figure").first.bounding_box()
+        assert report["y"] > curve["y"] + curve["height"]
+        assert report["x"] + report["width"] <= 900
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(hello, scheme, tmp_path):
+    with browser.opened(hello, scheme) as (page, seen):
+        browser.settle(page, "What we saw")
+        page.screenshot(path=tmp_path / f"{scheme}.png")
+        assert (ground(page) > 200) == (scheme == "light")
+        words = page.evaluate("getComputedStyle(document.querySelector('[role=figure]')).color")
+        light = sum(float(n) for n in re.findall(r"[\d.]+", words)[:3]) / 3
+        assert (light < 100) == (scheme == "light"), "ink contrasts with the ground"
+        assert not seen.errors and not seen.outside
