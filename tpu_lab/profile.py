@@ -219,6 +219,8 @@ class _Profiler:
                     _trace.stop()
             finally:
                 trace.meta.pop("recording", None)
+                for name in ("metrics", *VIEWS):  # drawn inside the block: half a recording
+                    self._profile.__dict__.pop(name, None)
                 self._stack.close()
                 self._stack = None
 

@@ -33,6 +33,17 @@ def provenance(m: Metrics) -> list[tuple[str, bool]]:
     return out
 
 
+def meta_lines(meta, width: int = 98) -> list:
+    """The line of provenance for a terminal, in as many lines as it needs."""
+    lines: list[str] = []
+    for text, _ in meta:
+        if lines and len(lines[-1]) + 3 + len(text) <= width:
+            lines[-1] += f" \u00b7 {text}"
+        else:
+            lines.append(text)
+    return [[(line, "dim")] for line in lines]
+
+
 def cores(meta: dict) -> str:
     return f", {number.plural(meta['cores'], 'core')}" if meta.get("platform") == "cpu" and meta.get("cores") else ""
 
@@ -52,7 +63,7 @@ def nothing(m: Metrics) -> str:
         return ""
     if trace.meta.get("recording"):
         return "The profile is still recording: it shows itself when its block has ended"
-    what = "No op ran on \u2018tpu\u2019".replace("\u2018", "'").replace("\u2019", "'")
+    what = "No op ran on 'tpu'"
     if trace.dropped:
         return f"{what} that fitted: the limit of {number.plural(trace.limit, 'record')} dropped {number.count(trace.dropped)}"
     return what

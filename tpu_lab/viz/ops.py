@@ -293,7 +293,7 @@ def _names(records, gap) -> str:
 
 
 def _text(v: Model) -> list:
-    out: list = [[(v.title, "b")], [(" \u00b7 ".join(t for t, _ in v.meta), "dim")], []]
+    out: list = [[(v.title, "b")], *frame.meta_lines(v.meta), []]
     if v.hint:
         return [*out, *([part] for part in textwrap.wrap(v.hint, 98))]
     out.append([(f"{'op':>6}  {'name':<24}{'result':<22}{'line':<18}{'way':<6}{v.units[0]:>7}{v.units[1]:>8}{v.units[2]:>7}", "dim")])
@@ -304,7 +304,7 @@ def _text(v: Model) -> list:
             continue
         style = {"matmul": "matmul", "move": "move"}.get(item.paint, "other") if item.paint != "free" else "dim"
         out.append([
-            f"{number.count(item.op):>6}  ", (f"{item.name[:23]:<24}", style), f"{item.result[:21]:<22}{item.place[-17:]:<18}{item.way:<6}",
+            f"{number.count(item.op):>6}  ", (f"{_end(item.name, 23):<24}", style), f"{_end(item.result, 21):<22}{item.place[-17:]:<18}{item.way:<6}",
             f"{item.time:>7}{item.flops:>8}{item.bytes:>7}",
         ])  # fmt: skip
     return [*out, [], [(v.foot[0], "dim")]]
@@ -316,3 +316,7 @@ def _cut(text: str, width: int) -> str:
         return text
     head, _, tail = text.rpartition(": ")
     return f"{head[: width - len(tail) - 3]}\u2026: {tail}"
+
+
+def _end(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "\u2026"

@@ -1,0 +1,148 @@
+"""At most three findings, each certain from the records: what to do, the evidence with its line, what it would gain.
+
+A finding that would have to guess is not one. Ordered by the time each could save at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tpu_lab.metrics import Metrics
+from tpu_lab.place import op_name, place
+from tpu_lab.viz import number
+
+
+@dataclass(frozen=True)
+class Finding:
+    """kind: which rule found it. act: the advice, one short sentence. evidence: what was counted, with its line, and the change."""
+
+    kind: str
+    act: str
+    evidence: str
+    file: str
+    line: int
+    gain_ns: float  # at most this much a step (or once), for the order
+
+
+_COPIES = ("item", "bool", "print", "numpy", "cpu")
+
+
+def findings(m: Metrics, limit: int = 3) -> list[Finding]:
+    """The findings of one trace, most time first."""
+    found = [f for rule in (compiles, last_batch, waits, launch_bound, fallbacks) if (f := rule(m))]
+    return sorted(found, key=lambda f: -f.gain_ns)[:limit]
+
+
+_CHANGE = {
+    "shape": "pad the inputs to a few fixed sizes",
+    "constant": "pass the changing number as a tensor, so that it is an input of the program",
+    "live set": "hold the same results in every step",
+    "dtype": "give the inputs one dtype",
+    "mode": "stay in one eager mode",
+    "option": "set compiler options once, before the loop",
+    "ops": "keep data-dependent branches out of the step",
+    "donation": "let go of old values in every step alike",
+}
+
+
+def compiles(m: Metrics) -> Finding | None:
+    """Compiling goes on: more than two programs after the second step, in at least a quarter of the steps, or one
+    site that misses at least 5 times for one cause other than being new."""
+    site_of = {r.index: (r.file, r.line) for r in m.trace.launches}
+    again = [c for c in m.trace.compiles if c.tier == "compiled" and c.cause not in ("first", "live set") and not _last(c.why)]
+    if not again:
+        return None
+    (file, line), _ = Counter(site_of.get(c.launch, ("", 0)) for c in again).most_common(1)[0]
+    own = [c for c in again if site_of.get(c.launch, ("", 0)) == (file, line)]
+    late = [s for s in m.steps[2:] if s.misses]
+    if len(own) < 5 and not (len(m.steps) > 4 and len(late) >= len(m.steps) / 4):
+        return None
+    spent = sum(c.trace_ns + c.lower_ns + c.compile_ns for c in own)
+    cause = Counter(c.cause for c in own).most_common(1)[0][0]
+    n = number.plural(len(own), "program")
+    return Finding(
+        "compiles", f"Stop compiling again: {number.time(spent)} of {number.time(m.wall_ns)}.",
+        f"{n} at {place(file, line)} differ only by {cause} (\u201c{own[-1].why[:90]}\u201d): {_CHANGE.get(cause, 'keep the step the same')}.",
+        file, line, spent,
+    )  # fmt: skip
+
+
+def _last(why: str) -> bool:
+    return "last batch" in why
+
+
+def last_batch(m: Metrics) -> Finding | None:
+    """A program that was made for a smaller last batch."""
+    own = [c for c in m.trace.compiles if c.tier == "compiled" and c.cause == "shape" and _last(c.why)]
+    if not own:
+        return None
+    launch = next((r for r in m.trace.launches if r.index == own[0].launch), None)
+    file, line = (launch.file, launch.line) if launch else ("", 0)
+    spent = sum(c.trace_ns + c.lower_ns + c.compile_ns for c in own)
+    return Finding(
+        "last batch", "Drop or pad the last batch.",
+        f"Its smaller shape at {place(file, line)} made {number.plural(len(own), 'program')} of {'its' if len(own) == 1 else 'their'} own, {number.time(spent)}: "
+        "DataLoader(..., drop_last=True).",
+        file, line, spent,
+    )  # fmt: skip
+
+
+def waits(m: Metrics) -> Finding | None:
+    """A value is read in every steady step (at least 3), so the host cannot run ahead."""
+    if len(m.steady) < 3:
+        return None
+    inside: dict[tuple[str, int], set[int]] = {}
+    for w in m.trace.waits:
+        if w.what in _COPIES:
+            for s in m.steady:
+                if s.start_ns <= w.time_ns < s.end_ns:
+                    inside.setdefault((w.file, w.line), set()).add(s.number)
+    every = [site for site, steps in inside.items() if len(steps) == len(m.steady)]
+    host = m.step_split.dispatch + m.step_split.python + m.step_split.transfer
+    if not every or m.step_split.total <= 0 or host < 0.02 * m.step_split.total:
+        return None
+    file, line = every[0]
+    wait = next(w for w in m.trace.waits if (w.file, w.line) == (file, line))
+    call = {"item": ".item()", "cpu": ".cpu()", "numpy": ".numpy()", "bool": "bool()", "print": "print()"}[wait.what]
+    gain = min(host, m.step_split.device)
+    return Finding(
+        "wait", "Read the value every 10 steps, not every step.",
+        f"{call} at {place(file, line)} makes the host wait for the device. Without it up to {number.time(gain)} of host work a step "
+        "hides behind the device.",
+        file, line, gain * len(m.steady),
+    )  # fmt: skip
+
+
+def launch_bound(m: Metrics) -> Finding | None:
+    """Strict or debug mode, over 50 launches a step, and the device busy less than half of the time."""
+    launches = len(m.launches_in(m.span))
+    split = m.step_split
+    work = split.total - split.compile
+    if m.trace.meta.get("mode") not in ("strict", "debug") or launches < 50 or work <= 0 or split.device > 0.5 * work:
+        return None
+    first = m.launches_in(m.span)[0]
+    mean = sum(r.device_ns for r in m.launches_in(m.span)) / launches
+    gain = split.dispatch * (1 - 1 / launches) * m.n
+    return Finding(
+        "launch-bound", "Fuse the small ops: set_eager_mode(DEFER_AND_FUSE).",
+        f"{number.plural(launches, 'launch', 'launches')}{' a step' if m.steady else ''} of {number.time(mean)} each on the device; "
+        f"dispatch takes {number.percent(split.dispatch / work, 2)} of the time. Fused, a step is one launch, or use torch.compile.",
+        first.file, first.line, gain,
+    )  # fmt: skip
+
+
+def fallbacks(m: Metrics) -> Finding | None:
+    """Ops that ran on the CPU for want of a lowering."""
+    own = [o for o in m.trace.ops if o.fallback]
+    if not own:
+        return None
+    name, n = Counter(op_name(o.name) for o in own).most_common(1)[0]
+    first = next(o for o in own if op_name(o.name) == name)
+    others = len({op_name(o.name) for o in own}) - 1
+    more = f", and {number.plural(others, 'other op')}" if others else ""
+    return Finding(
+        "fallback", f"Replace {name}: it runs on the CPU.",
+        f"It has no TPU lowering and ran {number.plural(n, 'time')} on the CPU at {place(first.file, first.line)}{more}. Each copies to the host and back.",
+        first.file, first.line, float(sum(o.host_ns or o.record_ns for o in own)),
+    )  # fmt: skip

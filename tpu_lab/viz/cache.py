@@ -1,0 +1,253 @@
+"""The cache view: per call site its hits, misses and disk hits, what they cost and saved, and why each miss happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tpu_lab.metrics import Metrics
+from tpu_lab.place import place, short_file
+from tpu_lab.viz import frame, misses, number, theme
+from tpu_lab.viz.view import View, template
+
+SITES = 8  # shown open; the others fold to a table
+CELLS = 48
+_RANK = {"none": 0, "hit": 1, "disk": 2, "miss": 3}
+
+
+def rows(m: Metrics):
+    """One row a call site: site, code, launches, hits, misses, disk, programs, trace_s, lower_s, compile_s, spent_s,
+    saved_s (hits x this site's mean compile time), lookup_us (mean), why (a list of sentences). Most seconds first."""
+    import pandas as pd
+
+    by_site: dict[tuple[str, int], list[int]] = {}
+    for i, launch in enumerate(m.trace.launches):
+        by_site.setdefault((launch.file, launch.line), []).append(i)
+    made = compiles_by_launch(m)
+    table = []
+    for (file, line), members in by_site.items():
+        launches = [m.trace.launches[i] for i in members]
+        outcome = Counter(r.cache for r in launches)
+        own = [made[r.index] for r in launches if r.index in made]
+        compiled = [c for c in own if c.tier == "compiled"]
+        mean = sum(map(misses.spent, compiled)) / len(compiled) if compiled else 0.0
+        table.append(
+            {
+                "site": place(file, line) or "unknown line",
+                "code": launches[0].code,
+                "launches": len(launches),
+                "hits": outcome["hit"],
+                "misses": outcome["miss"],
+                "disk": outcome["disk"],
+                "programs": len({r.key for r in launches}),
+                "trace_s": sum(c.trace_ns for c in own) / 1e9,
+                "lower_s": sum(c.lower_ns for c in own) / 1e9,
+                "compile_s": sum(c.compile_ns for c in own) / 1e9,
+                "spent_s": sum(map(misses.spent, own)) / 1e9,
+                "saved_s": outcome["hit"] * mean / 1e9,
+                "lookup_us": sum(r.lookup_ns for r in launches) / len(launches) / 1e3,
+                "why": [c.why for c in own],
+                "_members": members,
+            }
+        )
+    table.sort(key=lambda r: (-r["spent_s"], -r["launches"], r["site"]))
+    frame_ = pd.DataFrame(table, columns=[*_COLUMNS, "_members"])
+    members = frame_.pop("_members")
+    frame_.attrs["members"] = members.tolist()
+    return frame_
+
+
+_COLUMNS = (
+    "site", "code", "launches", "hits", "misses", "disk", "programs", "trace_s", "lower_s", "compile_s", "spent_s",
+    "saved_s", "lookup_us", "why",
+)  # fmt: skip
+
+
+def compiles_by_launch(m: Metrics) -> dict:
+    return {c.launch: c for c in m.trace.compiles}
+
+
+@dataclass(frozen=True)
+class Cell:
+    outcome: str
+    tip: str
+
+
+@dataclass(frozen=True)
+class Cells:
+    shown: tuple[Cell, ...]
+    more: str
+    label: str
+
+
+def cells(m: Metrics, members: list[int]) -> Cells:
+    """A cell a step for launches that mostly fall into steps (the worst outcome of the step), else a cell a launch."""
+    launches = [m.trace.launches[i] for i in members]
+    steps = misses.step_of(m)
+    inside = [r for r in launches if r.index in steps]
+    tally = Counter(r.cache for r in launches)
+    words = ", ".join(
+        number.plural(tally[k], w, p) for k, w, p in (("hit", "hit", "hits"), ("miss", "miss", "misses"), ("disk", "disk hit", "disk hits")) if tally[k]
+    )
+    if len(m.steps) > 1 and len(inside) >= 0.9 * len(launches):
+        worst = ["none"] * len(m.steps)
+        for r in inside:
+            at = steps[r.index] - 1
+            worst[at] = max(worst[at], r.cache, key=_RANK.__getitem__)
+        every = [Cell(o, f"step {i}: {theme.WORD[o]}") for i, o in enumerate(worst, 1)]
+        what = number.plural(len(m.steps), "step")
+    else:
+        every = [Cell(r.cache, f"launch {r.index + 1}: {theme.WORD[r.cache]}") for r in launches]
+        what = number.plural(len(launches), "launch", "launches")
+    shown, rest = every[:CELLS], every[CELLS:]
+    bad = sum(c.outcome in ("miss", "disk") for c in rest)
+    more = f"and {number.count(len(rest))} more" + (f", {number.count(bad)} of them not hits" if bad else "") if rest else ""
+    return Cells(tuple(shown), more, f"{what}: {words}")
+
+
+@dataclass(frozen=True)
+class Site:
+    site: str
+    code: str
+    cells: Cells
+    figures: tuple[tuple[str, str], ...]
+    misses: tuple[misses.Miss, ...]
+    share: float
+    spent: str
+
+
+@dataclass(frozen=True)
+class Model:
+    title: str
+    meta: tuple
+    bar: tuple
+    bar_label: str
+    sites: tuple[Site, ...]
+    others: tuple[tuple[str, ...], ...]  # site, launches, hits, misses, disk, spent, saved
+    others_words: str
+    used: tuple[str, ...]  # which outcomes occur, for the legend
+    foot: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Segment:
+    paint: str
+    share: float
+    tip: str
+
+
+def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
+    """limit: how many call sites stand open. sort: only "compiles", which is the order anyway."""
+    if sort not in (None, "compiles"):
+        raise ValueError(f"the cache view is sorted by the seconds spent compiling (compiles), not by {sort!r}")
+    store: dict = {}
+
+    def model() -> Model:
+        if "model" not in store:
+            store["model"] = _model(m, view.rows, limit or SITES)
+        return store["model"]
+
+    view = View("cache", _title(m), _finding(m), lambda: rows(m), lambda: _text(model()), lambda: template("cache.html", v=model()))
+    return view
+
+
+def _sites(m: Metrics) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((r.file, r.line) for r in m.trace.launches))
+
+
+def _finding(m: Metrics) -> str:
+    n = m.outcomes()
+    if not m.trace.launches:
+        return "nothing was launched"
+    words = [number.plural(len(_sites(m)), "call site"), number.plural(n["miss"], "miss", "misses") + (" explained" if n["miss"] else "")]
+    return ", ".join(words + ([number.plural(n["disk"], "disk hit")] if n["disk"] else []))
+
+
+def _title(m: Metrics) -> str:
+    if why := frame.nothing(m):
+        return why
+    n = m.outcomes()
+    compiled = [c for c in m.trace.compiles if c.tier == "compiled"]
+    total = sum(map(misses.spent, m.trace.compiles))
+    if not n["miss"] and not n["disk"]:
+        return f"{number.plural(n['hit'], 'launch', 'launches')}, all of them hits: nothing was compiled"
+    if not n["miss"]:
+        return f"{number.plural(n['disk'], 'program')} read back from disk in {number.time(total)}, nothing compiled"
+    head = f"{number.plural(len(compiled), 'compilation')} cost {number.time(sum(map(misses.spent, compiled)))}"
+    steps, by_site = misses.step_of(m), Counter(c.site for c in compiled)
+    site, most = by_site.most_common(1)[0]
+    causes = Counter(c.cause for c in compiled if c.site == site)
+    site = f"{short_file(site.rpartition(':')[0])}:{site.rpartition(':')[2]}" if ":" in site else site
+    grows = [c for c in compiled if c.cause == "shape" and "grows" in c.why]
+    if len(grows) > 2:
+        return f"{head}; {len(grows)} of them are one growing sequence in {site}"
+    late = [c for c in compiled if steps.get(c.launch, 0) > 2]
+    if len(m.steps) > 2 and not late and n["hit"]:
+        last = max((steps.get(c.launch, 0) for c in compiled), default=0)
+        return f"{head}, all by step {last}; then {number.plural(n['hit'], 'hit')}" if last else f"{head}; {number.plural(n['hit'], 'hit')}"
+    if len(by_site) > 1 and most > len(compiled) / 2:
+        cause = causes.most_common(1)[0][0]
+        return f"{head}; {most} of them in {site}, by {cause}"
+    return f"{head}; {number.plural(n['hit'], 'hit')}, {number.count(n['disk'])} from disk"
+
+
+def _model(m: Metrics, table, limit: int) -> Model:
+    meta = frame.provenance(m)
+    if not len(table):
+        hint = frame.nothing_hint(m) if frame.nothing(m) else "Ops ran, but none needed a launch."
+        return Model(_title(m), tuple(meta), (), "", (), (), "", (), "", hint)
+    n = m.outcomes()
+    meta = [p for p in meta if p[1] or "XLA" not in p[0]]
+    keys = len({r.key for r in m.trace.launches})
+    meta += [(number.plural(len(table), "call site"), False), (number.plural(keys, "program"), False), (f"{n['disk']} read from disk", False)]
+    total = float(table.spent_s.sum())
+    made = compiles_by_launch(m)
+    sites, others = [], []
+    for r, members in zip(table.itertuples(index=False), table.attrs["members"]):
+        spent, saved = number.time(r.spent_s * 1e9), number.time(r.saved_s * 1e9)
+        if len(sites) >= limit:
+            others.append((r.site, *(number.count(v) for v in (r.launches, r.hits, r.misses, r.disk)), spent, saved))
+            continue
+        own = [made[i] for i in (m.trace.launches[k].index for k in members) if i in made]
+        figures = (
+            (number.count(r.hits), "hit" if r.hits == 1 else "hits"), (number.count(r.misses), "miss" if r.misses == 1 else "misses"),
+            (number.count(r.disk), "disk"), (spent, "spent"), (saved, "saved"),
+        )  # fmt: skip
+        share = r.spent_s / total if total else 0.0
+        sites.append(Site(r.site, r.code, cells(m, members), figures, misses.explain(m, own), share, spent))
+    bar = [Segment("compile", s.share, f"{s.site}: {s.spent}, {number.percent(s.share)}") for s in sites[:4] if s.share >= 0.1]
+    left = 1 - sum(s.share for s in bar)
+    if bar and left > 0.005:
+        bar.append(Segment("compile", left, f"others: {number.time(left * total * 1e9)}, {number.percent(left)}"))
+    label = "seconds compiling by call site: " + ", ".join(s.tip for s in bar)
+    rest = table.iloc[limit:]
+    words = f"{number.plural(len(rest), 'more call site')}: {number.plural(int(rest.misses.sum()), 'miss', 'misses')}, {number.time(rest.spent_s.sum() * 1e9)}"
+    used = [k for k in ("hit", "miss", "disk") if n[k]]
+    if any(c.outcome == "none" for s in sites for c in s.cells.shown):
+        used.append("none")
+    foot = "saved: hits \u00d7 this site\u2019s mean compile time"
+    return Model(_title(m), tuple(meta), tuple(bar), label, tuple(sites), tuple(others[:40]), words if len(rest) else "", tuple(used), foot)
+
+
+def _text(v: Model) -> list:
+    import textwrap
+
+    out: list = [[(v.title, "b")], *frame.meta_lines(v.meta)]
+    if v.hint:
+        return [*out, [], *([part] for part in textwrap.wrap(v.hint, 98))]
+    for s in v.sites:
+        out += [[], [(s.site, "b"), f"  {s.code}"]]
+        line: list = ["  "]
+        for c in s.cells.shown:
+            line.append((theme.GLYPH[c.outcome] or "\u00b7", c.outcome if c.outcome != "none" else "dim"))
+        out.append([*line, ("  " + s.cells.more, "dim")] if s.cells.more else line)
+        out.append(["  " + "  ".join(f"{value} {name}" for value, name in s.figures)])
+        for miss in s.misses:
+            room = 96 - 12 - len(miss.seconds) - 2
+            parts = textwrap.wrap(theme.clean(miss.text), room) or [""]
+            out.append([(f"  {miss.label:<12}", "dim"), f"{parts[0]:<{room}}  ", (miss.seconds, "dim")])
+            out += [[f"  {'':<12}{part}"] for part in parts[1:]]
+    if v.others_words:
+        out += [[], [(v.others_words, "dim")]]
+    return [*out, [], [(v.foot, "dim")]]

@@ -1,0 +1,350 @@
+"""The summary: one screen that says where the time went, in how many launches, what was compiled, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tpu_lab import advice
+from tpu_lab.metrics import PARTS, Metrics, Split
+from tpu_lab.place import place
+from tpu_lab.trace import REASONS
+from tpu_lab.viz import cache, frame, lanes, misses, number, ops, theme
+from tpu_lab.viz.view import View, template
+
+TOP = 5
+ORDER = ("device", "dispatch", "Python", "transfer", "idle", "compile")
+PAINTS = {"dispatch": "dispatch", "Python": "python", "transfer": "move", "idle": "idle", "compile": "compile"}
+
+
+def rows(m: Metrics):
+    """One row a figure: part (time, step, work, cache, count, cost), name, value, unit, share (of its part), where."""
+    import pandas as pd
+
+    out: list[tuple] = []
+    for part, split in (("time", m.whole), ("step", m.step_split if m.steady else None)):
+        if split is not None:
+            out += [(part, name, ns / 1e6, "ms", ns / split.total if split.total else 0.0, "") for name, ns in split.parts()]
+            out.append((part, "total", split.total / 1e6, "ms", 1.0, ""))
+            out.append((part, "hidden host work", split.hidden / 1e6, "ms", None, ""))
+    out.append(("work", "model FLOPs a step", m.flops, "FLOP", None, ""))
+    out.append(("work", "bytes of launches a step", m.bytes, "B", None, ""))
+    if m.peak:
+        out.append(("work", "peak", m.peak.flops, "FLOP/s", None, m.peak.source))
+        out.append(("work", "MFU", m.mfu, "", m.mfu, m.peak.label))
+    out += [("cache", name, float(n), "launches", None, "") for name, n in m.outcomes().items()]
+    out.append(("count", "steps", float(len(m.steps)), "", None, ""))
+    out.append(("count", "steady steps", float(len(m.steady)), "", None, ""))
+    out.append(("count", "ops a step", float(len(m.ops_in(m.span))), "", None, ""))
+    out.append(("count", "launches a step", float(len(m.launches_in(m.span))), "", None, ""))
+    out.append(("count", "dropped records", float(m.trace.dropped), "", None, ""))
+    total = sum(c.ns for c in m.costs)
+    for c in m.costs[:TOP]:
+        out.append(("cost", c.name, c.ns / 1e6, "ms", c.ns / total if total else None, place(c.file, c.line)))
+    others = m.costs[TOP:]
+    if others:
+        rest = sum(c.ns for c in others)
+        out.append(("cost", f"{len(others)} others", rest / 1e6, "ms", rest / total if total else None, ""))
+    return pd.DataFrame(out, columns=["part", "name", "value", "unit", "share", "where"])
+
+
+@dataclass(frozen=True)
+class Segment:
+    paint: str
+    share: float
+    tip: str
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    paints: tuple[str, ...]
+    time: str
+    share: str
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Numbers with their units, and what they are."""
+
+    figures: tuple[tuple[str, str], ...]
+    caption: str
+
+
+@dataclass(frozen=True)
+class CostRow:
+    name: str
+    place: str
+    time: str
+    share: str
+    paint: str
+    bar: float
+
+
+@dataclass(frozen=True)
+class Model:
+    title: str
+    meta: tuple
+    hint: str = ""
+    facts: tuple[Fact, ...] = ()
+    whole: tuple[Segment, ...] = ()
+    whole_label: str = ""
+    whole_time: str = ""
+    step: tuple[Segment, ...] = ()
+    step_label: str = ""
+    step_time: str = ""
+    step_share: float = 0.0
+    once: str = ""
+    parts: tuple[Part, ...] = ()
+    counts: tuple[str, str] = ("", "")
+    ops: Any = None
+    phases: tuple = ()
+    launches: Any = None
+    launches_words: str = ""
+    device: Any = None
+    device_words: str = ""
+    kinds: tuple[tuple[str, str], ...] = ()
+    cells: Any = None
+    cells_words: str = ""
+    misses: tuple = ()
+    then: str = ""
+    site: str = ""
+    cost_unit: str = "ms"
+    costs: tuple[CostRow, ...] = ()
+    others: CostRow | None = None
+    costs_note: str = ""
+    findings: tuple = ()
+    views: tuple[View, ...] = ()
+    foot: tuple[str, str] = ("", "")
+
+
+def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
+    """limit: how many costs are listed. sort: "time" (the order it has anyway), or an order of the ops view inside."""
+    store: dict = {}
+
+    def model() -> Model:
+        if "model" not in store:
+            store["model"] = _model(m, limit or TOP, sort)
+        return store["model"]
+
+    title = _title(m)
+    return View("summary", title, title, lambda: rows(m), lambda: _text(m, model()), lambda: template("summary.html", v=model()))
+
+
+def _title(m: Metrics) -> str:
+    if why := frame.nothing(m):
+        return why
+    launches = len(m.launches_in(m.span))
+    n = len(m.ops_in(m.span))
+    head = f"{number.plural(n, 'op')} run{'s' if n == 1 else ''} as {number.plural(launches, 'launch', 'launches')}"
+    if not n:
+        head = f"{number.plural(launches, 'launch', 'launches')} of compiled code"
+    split = m.step_split
+    name, ns = split.largest()
+    share = number.percent(ns / split.total if split.total else 0.0, 2)
+    what = {"device": "on the device", "compile": "compiling", "dispatch": "in dispatch", "transfer": "waiting for values",
+            "Python": "in Python", "idle": "idle"}[name]  # fmt: skip
+    time = number.time(split.total)
+    return f"{head}: {time}{' a step' if m.steady else ''}, {share} of it {what}"
+
+
+def segments(split: Split, matmul: float, order) -> tuple[Segment, ...]:
+    """The parts of a bar, in order; the device's part is matmuls, then the rest."""
+    out = []
+    for name, ns in sorted(split.parts(), key=lambda p: order.index(p[0])):
+        share = ns / split.total if split.total else 0.0
+        if name == "device":
+            for paint, word, part in (("matmul", "matmul", matmul), ("other", "other device work", 1 - matmul)):
+                out.append(Segment(paint, share * part, f"{word}: {number.time(ns * part)}, {number.percent(share * part)}"))
+        else:
+            out.append(Segment(PAINTS[name], share, f"{name}: {number.time(ns)}, {number.percent(share)}"))
+    return tuple(s for s in out if s.share > 0)
+
+
+def _facts(m: Metrics) -> tuple[Fact, ...]:
+    facts = []
+    if m.steady:
+        mean, error = number.mean_error(s.ns for s in m.steady)
+        value, unit = number.time_pair(mean)
+        factor = dict(number._TIMES)[unit]
+        around = f"\u00b1 {number.error_like(error, mean, factor)} " if error is not None else ""
+        facts.append(Fact(((value, around + unit),), f"a step, measured, n = {len(m.steady)}"))
+    else:
+        facts.append(Fact((number.time_pair(m.wall_ns),), "the whole block, measured once"))
+    if m.mfu is not None and m.peak is not None:
+        over = " \u00b7 over 100%: check the peak" if m.mfu > 1 else ""
+        left_out = ", compile left out" if m.step_split.compile else ""
+        facts.append(Fact(((number.percent(m.mfu), "MFU"),), f"of {number.rate(m.peak.flops)}, {m.peak.label}{left_out}{over}"))
+    elif m.flops:
+        facts.append(Fact(((number.NONE, "MFU"),), "no peak is known for this chip: give peak_flops="))
+    caption = "model FLOPs a step" if m.steady else "model FLOPs"
+    if not m.flops:
+        facts.append(Fact((number.pair(m.bytes, number._SIZES),), "in and out of the launches" + (" a step" if m.steady else "")))
+    else:
+        facts.append(Fact((number.work_pair(m.flops),), f"{caption}, {number.size(m.bytes)} in and out"))
+    n = m.outcomes()
+    figures = ((number.count(n["hit"]), "hit" if n["hit"] == 1 else "hits"), (number.count(n["miss"]), "miss" if n["miss"] == 1 else "misses"))
+    facts.append(Fact(figures, f"compile cache, {number.count(n['disk'])} from disk"))
+    return tuple(facts)
+
+
+def _model(m: Metrics, top: int, sort: str | None) -> Model:
+    title, meta = _title(m), tuple(frame.provenance(m))
+    if frame.nothing(m):
+        return Model(title, meta, hint="" if m.trace.meta.get("recording") else frame.nothing_hint(m))
+    split, span = m.step_split, m.span
+    whole = segments(m.whole, m.matmul_share, ("compile", *ORDER[:-1]))
+    step = segments(split, m.matmul_share, ORDER)
+    parts = []
+    for name, ns in sorted(split.parts(), key=lambda p: ORDER.index(p[0])):
+        paints = ("matmul", "other") if name == "device" else (PAINTS[name],)
+        parts.append(Part(name, paints, number.time(ns), number.percent(ns / split.total if split.total else 0.0)))
+    lane, words = lanes.launch_lane(m, span)
+    device = lanes.device_lane(m, span) if span.ops[1] > span.ops[0] else None
+    spent = sum(map(misses.spent, m.trace.compiles))
+    kinds = [(k, w) for k, w in (("matmul", "matmul"), ("other", "elementwise"), ("move", "data movement"), ("free", "view, free"))
+             if any(theme.paint(o.kind) == k for o in m.ops_in(span))]  # fmt: skip
+    device_words = ""
+    if device:
+        device_words = f"width is device time, {number.time(float(m.ops_time[slice(*span.ops)].sum()))}, shared within a launch by FLOPs and bytes"
+    costs, others, unit = _costs(m, top)
+    return Model(
+        title, meta, "", _facts(m), whole, _bar_label(m.whole), number.time(m.wall_ns), step if m.steady else (), _bar_label(split),
+        number.time(split.total), split.total / m.whole.total if m.steady and m.whole.total else 0.0,
+        f"compile {number.time(m.whole.compile)}, once" if m.steady and m.whole.compile else "", tuple(parts),
+        (number.count(len(m.ops_in(span))), number.count(len(m.launches_in(span)))), lanes.ops_lane(m, span), lanes.phases(m, span), lane,
+        words, device, device_words, tuple(kinds), *_cache(m, spent), unit, costs, others,
+        "device time a step" if m.steady else "device time", tuple(advice.findings(m)),
+        (ops.draw(m, sort=sort if sort in ops.SORTS else None), cache.draw(m)), _foot(m),
+    )  # fmt: skip
+
+
+def _bar_label(split: Split) -> str:
+    return ", ".join(f"{name} {number.time(ns)}" for name, ns in split.parts() if ns > 0)
+
+
+def _cache(m: Metrics, spent: int) -> tuple:
+    """(cells, their words, a line a miss, what the hits cost, the call site)."""
+    strip = cache.cells(m, list(range(len(m.trace.launches))))
+    sites = list(dict.fromkeys((r.file, r.line) for r in m.trace.launches))
+    site = place(*sites[0]) if len(sites) == 1 else number.plural(len(sites), "call site")
+    lines = misses.explain(m, m.trace.compiles, 3)
+    if len(lines) > 4:
+        rest = lines[3:]
+        more = misses.Miss(f"{len(rest)} more", (("other causes, in the cache view", ""),), "", sum(x.ns for x in rest))
+        lines = (*lines[:3], more)
+    hits = [r for r in m.trace.launches if r.cache == "hit"]
+    then = ""
+    if hits:
+        each = sum(r.lookup_ns for r in hits) / len(hits)
+        then = f"{'then ' if lines else ''}{number.time(each)} to find a program again, each launch"
+    n = len(m.steps) if len(m.steps) > 1 else len(m.trace.launches)
+    words = f"step 1 to {number.count(n)}" if len(m.steps) > 1 else number.plural(n, "launch", "launches")
+    return strip, words, lines, then, site
+
+
+def _costs(m: Metrics, top: int) -> tuple[tuple[CostRow, ...], CostRow | None, str]:
+    total = sum(c.ns for c in m.costs)
+    if not total:
+        return (), None, "ms"
+    unit, factor = number.time_unit(m.costs[0].ns)
+    longest = m.costs[0].ns
+    out = [
+        CostRow(c.name, place(c.file, c.line), number.sig(c.ns / factor), number.cell(c.ns / total), theme.paint(c.kind), c.ns / longest)
+        for c in m.costs[:top]
+    ]
+    rest = m.costs[top:]
+    others = None
+    if rest:
+        ns = sum(c.ns for c in rest)
+        others = CostRow(number.plural(len(rest), "other"), "", number.sig(ns / factor), number.cell(ns / total), "", 0.0)
+    return tuple(out), others, unit
+
+
+def _foot(m: Metrics) -> tuple[str, str]:
+    each, step = m.recording
+    trace = m.trace
+    records = len(trace.ops) + len(trace.launches) + len(trace.compiles) + len(trace.waits)
+    words = []
+    if each:
+        share = step / m.step_split.total if m.step_split.total else 0.0
+        words.append(f"Recording cost {number.time(each)} an op, {number.time(step)}{' a step' if m.steady else ''} ({number.percent(share, 2)})")
+    dropped = f"{number.count(trace.dropped)} dropped" if trace.dropped else "none dropped"
+    words.append(f"{number.plural(records, 'record')}, {dropped}")
+    if m.late_ns > 1e5:
+        words.append(f"the device went on for {number.time(m.late_ns)} after the block")
+    return " \u00b7 ".join(words), "TPU Lab" + (f" {trace.meta['version']}" if trace.meta.get("version") else "")
+
+
+def _text(m: Metrics, v: Model) -> list:
+    """At most 25 lines of 100 columns."""
+    import textwrap
+
+    out: list = [[(v.title, "b")], *frame.meta_lines(v.meta)[:1]]
+    if not v.facts:
+        return out + ([[], *([part] for part in textwrap.wrap(v.hint, 98))] if v.hint else [])
+
+    def fact(name, f: Fact, width=0):
+        text = " ".join(part for pair in f.figures for part in pair if part)
+        return [f"{name:<6} ", (text, "b"), f" {f.caption}".ljust(max(0, width - len(text) - 7))]
+
+    head = "step" if m.steady else "block"
+    out += [[], ["  ", *fact(head, v.facts[0], 50), *(fact("MFU", v.facts[1]) if len(v.facts) == 4 else [])]]
+    out += [["  ", *fact("FLOPs" if m.flops else "bytes", v.facts[-2], 50), *fact("cache", v.facts[-1])], []]
+    out += _text_bar(m, head)
+    cells: list = ["  cache  "]
+    for c in v.cells.shown[:40]:
+        cells.append((theme.GLYPH[c.outcome] or "\u00b7", c.outcome if c.outcome != "none" else "dim"))
+    if len(v.cells.shown) > 40:
+        cells.append("\u2026")
+    why = " \u00b7 ".join(f"{x.label}: {x.text}" for x in v.misses[:2])
+    out.append([*cells, f"  {why or v.then}"])
+    names = ", ".join(f"{p.count} {p.name[:3] if p.name == 'optimizer' else p.name}" for p in v.phases)
+    launched = m.launches_in(m.span)
+    by = f", {REASONS.get(launched[0].reason, launched[0].reason).split(':')[0]}" if len({r.reason for r in launched}) == 1 else ""
+    out.append([f"  ops    {v.counts[0]}{f' ({names})' if names else ''}  \u2192  {number.plural(len(launched), 'launch', 'launches')}{by}"])
+    if v.costs:
+        out += [[], [(f"  {'cost':<40}{'line':<20}{v.cost_unit:>7}{'%':>7}", "dim")]]
+        for c in v.costs[: max(1, TOP)]:
+            bar = max(1, round(20 * c.bar))
+            style = {"matmul": "matmul", "move": "move"}.get(c.paint, "other")
+            out.append([f"  {_fit(c.name, 39):<40}{_fit(c.place, 19):<20}{c.time:>7}{c.share:>7}   ", (_GLYPHS[style] * bar, style)])
+        if v.others:
+            out.append([(f"  {v.others.name:<60}{v.others.time:>7}{v.others.share:>7}", "dim")])
+    if v.findings:
+        out.append([])
+        for i, f in enumerate(v.findings, 1):
+            out.append([f"  {i}  ", (f.act, "b"), f" {f.evidence}"])
+    out += [[], [(f"more: p.ops p.cache \u00b7 {v.foot[0][0].lower()}{v.foot[0][1:]}", "dim")]]
+    return out
+
+
+_GLYPHS = {"matmul": "\u2588", "other": "/", "move": ":"}
+
+
+def _fit(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "\u2026"
+
+
+def _text_bar(m: Metrics, head: str, width: int = 60) -> list:
+    """The bar of a step and its labels: every part that exists has at least one character."""
+    split = m.step_split
+    small = split.python + split.idle + split.transfer
+    parts = [
+        ("compile", "x", "miss", split.compile),
+        ("matmul", "\u2588", "matmul", split.device * m.matmul_share),
+        ("other device" if m.matmul_share else "device", "/", "other", split.device * (1 - m.matmul_share)),
+        ("dispatch", "\u2593", "host", split.dispatch),
+        ("Python, idle, transfer", "-", "", small),
+    ]
+    bar: list = [f"  {head:<6} "]
+    labels: list = ["         "]
+    for name, glyph, style, ns in parts:
+        if ns <= 0:
+            continue
+        bar.append((glyph * max(1, round(width * ns / split.total)), style))
+        labels += [(glyph, style), f" {name} {number.time(ns)}  "]
+    return [bar, labels]
+
+
+assert set(PARTS) == set(ORDER)
