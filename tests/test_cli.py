@@ -164,6 +164,17 @@ def test_vfio_without_a_tpu_on_the_bus_is_no_tpu(tmp_path):
     assert one(findings, "libtpu").status == "ok"
 
 
+def test_the_npu_of_a_laptop_is_no_tpu(tmp_path):
+    (tmp_path / "dev/accel").mkdir(parents=True)
+    (tmp_path / "dev/accel/accel0").touch()
+    assert one(examine(machine(tmp_path)), "chip").text == "no TPU here"
+
+
+def test_an_unknown_platform_is_a_problem(tmp_path):
+    found = one(examine(machine(tmp_path, {"TPU_LAB_PLATFORM": "gpu"})), "platform")
+    assert found.status == "problem" and "use cpu or tpu" in found.fix
+
+
 def test_a_chip_without_libtpu_is_a_problem(tmp_path):
     add_chip(tmp_path)
     found = one(examine(machine(tmp_path)), "libtpu")

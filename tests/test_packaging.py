@@ -69,6 +69,10 @@ def test_the_tests_run_with_the_pinned_versions(pins):
         assert metadata.version(name).split("+")[0] == pins[name]
 
 
+def test_the_package_tells_the_same_version(root, project):
+    assert f'__version__ = "{project["project"]["version"]}"' in (root / "tpu_lab/__init__.py").read_text()
+
+
 # ---- the Makefile --------------------------------------------------------------------------------------------------
 
 

@@ -86,13 +86,12 @@ def open_lab(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
+    port = arguments.port or next((p for p in range(2718, 2818) if port_is_free(p)), 2718)
     if arguments.headless:
-        port = arguments.port or "PORT"
         print(f"From another machine: ssh -N -L {port}:{HOST}:{port} <this machine>, then open the URL there.")
     print(f"TPU Lab: {wanted if arguments.path is None else path}, served on {HOST} only. Ctrl-C stops it.", flush=True)
     command = [sys.executable, "-m", "marimo", "edit", "--no-sandbox", "--skip-update-check"]
-    command += ["--host", HOST, "--token"]  # marimo makes the token and prints the URL with it
-    command += ["--port", str(arguments.port)] if arguments.port else []
+    command += ["--host", HOST, "--port", str(port), "--token"]  # marimo makes the token and prints the URL with it
     command += ["--headless"] if arguments.headless else []
     command.append(str(path.resolve()))
     if os.name == "posix":  # become marimo: signals and the exit code are then its own

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from tpu_lab.chip_files import device_files, find_holders, has_chip, pci_chips
+from tpu_lab.backend.chip_files import device_files, find_holders, has_chip, pci_chips
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,16 @@ def owner(path: Path) -> str:
 def platform(machine: Machine) -> list[Finding]:
     """Which XLA platform runs the device "tpu", and why."""
     name, why = chosen_platform(machine)
+    if name not in ("cpu", "tpu"):
+        return [Finding("platform", "problem", f"{name!r} ({why})", "use cpu or tpu, or unset TPU_LAB_PLATFORM")]
     if name == "tpu" and not has_chip(machine.root):
         return [Finding("platform", "problem", f"tpu ({why}), but there is no TPU chip", "unset TPU_LAB_PLATFORM")]
     return [Finding("platform", "ok", f"{name}: {why}")]
 
 
 def chosen_platform(machine: Machine) -> tuple[str, str]:
-    """(platform, reason), by the rule of backend/device.py: TPU_LAB_PLATFORM, else a chip, else the CPU."""
-    asked = machine.environ.get("TPU_LAB_PLATFORM", "")
+    """(platform, reason), by the rule of backend/platform.py: TPU_LAB_PLATFORM, else a chip, else the CPU."""
+    asked = machine.environ.get("TPU_LAB_PLATFORM", "").strip().lower()
     if asked:
         return asked, "TPU_LAB_PLATFORM says so"
     if has_chip(machine.root):

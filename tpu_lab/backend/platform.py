@@ -5,13 +5,15 @@ Decided before jax is imported: with libtpu installed and no chip, a plain `impo
 
 from __future__ import annotations
 
-import glob
 import os
+from pathlib import Path
+
+from tpu_lab.backend.chip_files import has_chip
 
 
 def chip_present() -> bool:
-    """Does this machine have a TPU's device files?"""
-    return bool(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+    """Does this machine have a TPU that can be reached? Not an NPU's /dev/accel/ or some /dev/vfio/."""
+    return has_chip(Path("/"))
 
 
 def choose() -> str:

@@ -20,9 +20,11 @@ PCI_CHIPS = {
 
 
 def device_files(root: Path) -> list[Path]:
-    """The files through which a process owns a TPU chip: /dev/accel* (v2 to v4), /dev/vfio/<number> (newer)."""
-    accel = [*root.glob("dev/accel[0-9]*"), *root.glob("dev/accel/accel[0-9]*")]
-    return sorted([*accel, *(p for p in root.glob("dev/vfio/*") if p.name.isdigit())])
+    """The files through which a process owns a TPU chip: /dev/accel<n> (v2 to v4), /dev/vfio/<n> (newer).
+
+    /dev/accel/accel<n>, one folder down, is the NPU of a laptop.
+    """
+    return sorted(p for pattern in ("accel[0-9]*", "vfio/[0-9]*") for p in root.glob(f"dev/{pattern}"))
 
 
 def pci_chips(root: Path) -> list[str]:
@@ -35,7 +37,7 @@ def pci_chips(root: Path) -> list[str]:
 
 
 def has_chip(root: Path) -> bool:
-    """A TPU on the bus and a file to reach it by. Where /sys is hidden /dev/accel* is enough; vfio serves others."""
+    """A TPU on the PCI bus and a file to reach it by; vfio alone may serve any device, /dev/accel<n> is a TPU's own."""
     files = device_files(root)
     return bool(files) and (bool(pci_chips(root)) or any("vfio" not in p.parts for p in files))
 
