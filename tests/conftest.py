@@ -24,23 +24,9 @@ for _name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "
 os.environ["MPLBACKEND"] = "Agg"
 
 ROOT = Path(__file__).resolve().parent.parent
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The source tree."""
     return ROOT
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """The path of a Chromium. Without one the test is skipped and says so; under TPU_LAB_REQUIRE_CHROMIUM it fails."""
-    named = os.environ.get("TPU_LAB_CHROMIUM")
-    found = next((path for path in map(shutil.which, (*([named] if named else []), *CHROMIUMS)) if path), None)
-    if found is None:
-        why = "no Chromium found (install chromium, or name one with TPU_LAB_CHROMIUM): browser tests did not run"
-        if os.environ.get("TPU_LAB_REQUIRE_CHROMIUM"):
-            pytest.fail(why)
-        pytest.skip(why)
-    return found

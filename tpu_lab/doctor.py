@@ -33,14 +33,14 @@ def examine(machine: Machine | None = None, use_chip: bool = False, run: Run | N
     machine = machine or Machine()
     findings: list[Finding] = []
     for probe in doctor_probes.ALL:
-        findings += guarded(probe.__name__, lambda probe=probe: probe(machine))
-    return findings + guarded("device", lambda: device(machine, use_chip, run or run_child))
+        findings += guarded(probe.__name__, probe, machine)
+    return findings + guarded("device", device, machine, use_chip, run or run_child)
 
 
-def guarded(name: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
+def guarded(name: str, probe: Callable[..., list[Finding]], *arguments) -> list[Finding]:
     """The probe's findings, or one that says how the probe itself failed."""
     try:
-        return probe()
+        return probe(*arguments)
     except Exception as error:
         return [Finding(name, "problem", f"could not look: {type(error).__name__}: {error}", "report this as a bug")]
 
@@ -86,8 +86,8 @@ def device(machine: Machine, use_chip: bool, run: Run) -> list[Finding]:
 def on_device() -> None:
     """In the child: import the package, run an op, and print the findings as one marked line of JSON."""
     findings: list[Finding] = []
-    for probe in (device_op, compile_cache, measured_peak):
-        findings += guarded(probe.__name__.replace("_", " "), probe)
+    for name, probe in (("device", device_op), ("cache", compile_cache), ("peak", measured_peak)):
+        findings += guarded(name, probe)
     print(MARK + json.dumps([asdict(f) for f in findings]))
 
 
