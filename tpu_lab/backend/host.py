@@ -78,7 +78,8 @@ def to_cpu(tensor: torch.Tensor, what: str = "cpu") -> torch.Tensor:
         waited = _now()
         base = from_numpy(host, found.base.dtype).reshape(-1)
         if found.base.dtype != tensor.dtype:
-            base = base.view(torch.uint8).view(tensor.dtype) if base.numel() else base.to(tensor.dtype)
+            raw, size = base.view(torch.uint8), tensor.dtype.itemsize
+            base = raw[: raw.numel() // size * size].view(tensor.dtype) if raw.numel() else base.to(tensor.dtype)
         out = base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         if out.numel() != base.numel():
             out = out.clone(memory_format=torch.preserve_format)

@@ -141,7 +141,10 @@ class Window:
                 else:
                     where = tuple(slice(s, e, k) for s, e, k in zip(start, limit, step, strict=True))
                     out = out.at[where].set(values)
-        out = out if same else bitcast(out.reshape(-1), self.dtype, self.base.dtype)
+        if not same:
+            out = bitcast(out.reshape(-1), self.dtype, self.base.dtype)
+            if out.size < self.base.numel:  # the last bytes that are no whole element of the window's dtype
+                out = jnp.concatenate([out, array.reshape(-1)[out.size :]])
         return out.reshape(self.base.shape)
 
     def _unbroadcast(self):
@@ -218,7 +221,10 @@ def _plan(size, stride, offset, numel):
 
 
 def bitcast(flat, source: torch.dtype, target: torch.dtype):
-    """Reinterpret a flat array's bytes, complex and bool included (XLA's own bitcast takes neither)."""
+    """Reinterpret a flat array's bytes, complex and bool included (XLA's own bitcast takes neither).
+
+    Bytes at the end that make no whole element of `target` are left out, as in an 11-byte storage seen as int32.
+    """
     if source == target:
         return flat
     if source.is_complex:
@@ -227,11 +233,13 @@ def bitcast(flat, source: torch.dtype, target: torch.dtype):
     if source == torch.bool:
         flat, source = flat.astype(jnp.uint8), torch.uint8
     if target.is_complex:
-        pair = bitcast(flat, source, torch.float32 if target == torch.complex64 else torch.float64).reshape(-1, 2)
+        flat = bitcast(flat, source, torch.float32 if target == torch.complex64 else torch.float64)
+        pair = flat[: flat.size // 2 * 2].reshape(-1, 2)
         return lax.complex(pair[:, 0], pair[:, 1])
     if target == torch.bool:
         return bitcast(flat, source, torch.uint8) != 0
     wide, narrow = target.itemsize, source.itemsize
     if wide > narrow:
-        flat = flat.reshape(-1, wide // narrow)
+        many = wide // narrow
+        flat = flat[: flat.size // many * many].reshape(-1, many)
     return flat if source == target else lax.bitcast_convert_type(flat, dtypes.to_jax(target)).reshape(-1)
