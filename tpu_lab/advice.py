@@ -20,6 +20,7 @@ class Finding:
     kind: str
     act: str
     evidence: str
+    brief: str  # the evidence for a terminal's line, without a full stop
     file: str
     line: int
     gain_ns: float  # at most this much a step (or once), for the order
@@ -47,10 +48,11 @@ _CHANGE = {
 
 
 def compiles(m: Metrics) -> Finding | None:
-    """Compiling goes on: more than two programs after the second step, in at least a quarter of the steps, or one
-    site that misses at least 5 times for one cause other than being new."""
-    site_of = {r.index: (r.file, r.line) for r in m.trace.launches}
-    again = [c for c in m.trace.compiles if c.tier == "compiled" and c.cause not in ("first", "live set") and not _last(c.why)]
+    """Compiling goes on after the first step: one line misses at least 5 times for a cause other than being new, or
+    at least a quarter of the steps compile."""
+    site_of = {r.index: m.site(r)[:2] for r in m.trace.launches}
+    late_ones = _after_first(m)
+    again = [c for c in m.trace.compiles if c.launch in late_ones and c.tier == "compiled" and c.cause not in ("first", "live set") and not _last(c.why)]
     if not again:
         return None
     (file, line), _ = Counter(site_of.get(c.launch, ("", 0)) for c in again).most_common(1)[0]
@@ -62,8 +64,9 @@ def compiles(m: Metrics) -> Finding | None:
     cause = Counter(c.cause for c in own).most_common(1)[0][0]
     n = number.plural(len(own), "program")
     return Finding(
-        "compiles", f"Stop compiling again: {number.time(spent)} of {number.time(m.wall_ns)}.",
+        "compiles", f"Stop compiling again, {number.time(spent)} of {number.time(m.wall_ns)}.",
         f"{n} at {place(file, line)} differ only by {cause} (\u201c{own[-1].why[:90]}\u201d): {_CHANGE.get(cause, 'keep the step the same')}.",
+        f"{n} at {place(file, line)} differ only by {cause}",
         file, line, spent,
     )  # fmt: skip
 
@@ -72,9 +75,23 @@ def _last(why: str) -> bool:
     return "last batch" in why
 
 
+def _after_first(m: Metrics) -> set[int]:
+    """Launches that are not a first time by nature: fused or compiled, at a line that launched something before, or
+    any mode after the first step."""
+    out, seen = set(), set()
+    first_end = m.steps[0].end_ns if m.steps else None
+    for r in m.trace.launches:
+        site = m.site(r)[:2]
+        if (r.mode in ("fused", "compiled") and site in seen) or (first_end is not None and r.time_ns >= first_end):
+            out.add(r.index)
+        seen.add(site)
+    return out
+
+
 def last_batch(m: Metrics) -> Finding | None:
-    """A program that was made for a smaller last batch."""
-    own = [c for c in m.trace.compiles if c.tier == "compiled" and c.cause == "shape" and _last(c.why)]
+    """A fused or compiled program that was made for a smaller last batch, at a line that ran before."""
+    late_ones = _after_first(m)
+    own = [c for c in m.trace.compiles if c.launch in late_ones and c.tier == "compiled" and c.cause == "shape" and _last(c.why)]
     if not own:
         return None
     launch = next((r for r in m.trace.launches if r.index == own[0].launch), None)
@@ -84,6 +101,7 @@ def last_batch(m: Metrics) -> Finding | None:
         "last batch", "Drop or pad the last batch.",
         f"Its smaller shape at {place(file, line)} made {number.plural(len(own), 'program')} of {'its' if len(own) == 1 else 'their'} own, {number.time(spent)}: "
         "DataLoader(..., drop_last=True).",
+        f"its shape at {place(file, line)} was compiled apart, {number.time(spent)}",
         file, line, spent,
     )  # fmt: skip
 
@@ -110,6 +128,7 @@ def waits(m: Metrics) -> Finding | None:
         "wait", "Read the value every 10 steps, not every step.",
         f"{call} at {place(file, line)} makes the host wait for the device. Without it up to {number.time(gain)} of host work a step "
         "hides behind the device.",
+        f"{call}, {place(file, line)}, makes the host wait",
         file, line, gain * len(m.steady),
     )  # fmt: skip
 
@@ -125,9 +144,10 @@ def launch_bound(m: Metrics) -> Finding | None:
     mean = sum(r.device_ns for r in m.launches_in(m.span)) / launches
     gain = split.dispatch * (1 - 1 / launches) * m.n
     return Finding(
-        "launch-bound", "Fuse the small ops: set_eager_mode(DEFER_AND_FUSE).",
+        "launch-bound", "Fuse the small ops with torch.tpu.set_eager_mode(DEFER_AND_FUSE).",
         f"{number.plural(launches, 'launch', 'launches')}{' a step' if m.steady else ''} of {number.time(mean)} each on the device; "
         f"dispatch takes {number.percent(split.dispatch / work, 2)} of the time. Fused, a step is one launch, or use torch.compile.",
+        f"dispatch takes {number.percent(split.dispatch / work, 2)}",
         first.file, first.line, gain,
     )  # fmt: skip
 
@@ -142,7 +162,8 @@ def fallbacks(m: Metrics) -> Finding | None:
     others = len({op_name(o.name) for o in own}) - 1
     more = f", and {number.plural(others, 'other op')}" if others else ""
     return Finding(
-        "fallback", f"Replace {name}: it runs on the CPU.",
+        "fallback", f"Replace {name}, which runs on the CPU.",
         f"It has no TPU lowering and ran {number.plural(n, 'time')} on the CPU at {place(first.file, first.line)}{more}. Each copies to the host and back.",
+        f"{number.plural(n, 'time')} at {place(first.file, first.line)}",
         first.file, first.line, float(sum(o.host_ns or o.record_ns for o in own)),
     )  # fmt: skip

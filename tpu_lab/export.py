@@ -12,7 +12,7 @@ from tpu_lab.trace import CompileRecord, LaunchRecord, OpRecord, Trace, WaitReco
 
 SCHEMA, VERSION = "tpu-lab-profile", 1
 _KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord}
-_META = ("name", "file", "line", "end_line", "mode", "platform", "compiler", "device", "jax", "cores", "error", "cpu", "peak")
+_META = ("name", "file", "line", "end_line", "mode", "platform", "compiler", "device", "jax", "cores", "error", "cpu", "peak", "version")
 
 
 def to_html(profile, path) -> None:

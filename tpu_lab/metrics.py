@@ -262,6 +262,17 @@ class Metrics:
     def launches_in(self, step: Step) -> list:
         return self.trace.launches[slice(*step.launches)]
 
+    def site(self, launch) -> tuple[str, int, str]:
+        """(file, line, code) that made a launch run; that of its first op where the launch has none (backward ops)."""
+        if launch.file or not launch.ops:
+            return launch.file, launch.line, launch.code
+        first = self._numbered.get(launch.ops[0])
+        return (first.file, first.line, first.code) if first else ("", 0, "")
+
+    @cached_property
+    def _numbered(self) -> dict:
+        return {op.index: op for op in self.trace.ops}
+
     @cached_property
     def ops_time(self) -> np.ndarray:
         return self._op_times[0]
@@ -339,8 +350,8 @@ class Metrics:
         """What recording cost: (ns an op, ns a step)."""
         if not self.trace.ops:
             return 0.0, 0.0
-        each = sum(r.record_ns for r in self.trace.ops) / len(self.trace.ops)
-        return each, each * len(self.step_ops) / self.n
+        spent = sum(self.trace.ops[i].record_ns for i in self.step_ops)
+        return spent / max(1, len(self.step_ops)), spent / self.n
 
     @cached_property
     def costs(self) -> list[Cost]:

@@ -189,11 +189,9 @@ class _Profiler:
         stack = contextlib.ExitStack()
         with stack:
             if self._mode is not None:
-                stack.enter_context(_hook("executor", "mode_scope")(self._mode))
+                stack.enter_context(_hook("state", "mode_scope")(self._mode))
             stack.enter_context(_hook("where", "watch_modules")())
-            meta = {**_hook("executor", "describe")(), "recording": True, **_where(frame, fn)}
-            if self._mode is not None:
-                meta["mode"] = self._mode
+            meta = {**_describe(), "recording": True, **_where(frame, fn)}
             if self._name:
                 meta["name"] = self._name
             profile.trace = _trace.start(self._limit)
@@ -305,6 +303,27 @@ def _hook(module: str, name: str) -> Callable:
     import importlib
 
     return getattr(importlib.import_module(f"tpu_lab.backend.{module}"), name)
+
+
+def _describe() -> dict:
+    """What runs the ops: mode, platform, compiler, versions, cores; words for the line of provenance."""
+    import os
+
+    import jax
+
+    import tpu_lab
+    from tpu_lab.backend import state
+
+    device = jax.devices()[0]
+    return {
+        "mode": state.WORDS[state.mode()],
+        "platform": device.platform,
+        "device": device.device_kind,
+        "compiler": f"XLA:{device.platform.upper()}",
+        "jax": jax.__version__,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "version": tpu_lab.__version__,
+    }
 
 
 def _where(frame, fn: Callable | None) -> dict:

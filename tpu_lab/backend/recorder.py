@@ -26,6 +26,7 @@ def write(name, inputs, outputs, static, kind, start, flops=0, nbytes=0, launche
     active = trace.active
     if active is None:
         return
+    entered = time.perf_counter_ns()
     if _owner is not active:
         _owner = active
         _forward.clear()
@@ -51,10 +52,13 @@ def write(name, inputs, outputs, static, kind, start, flops=0, nbytes=0, launche
         "ops",
         trace.OpRecord(
             index, name, inputs, outputs, static, kind, module, site.file, site.line, site.code, way, forward, launch,
-            flops, nbytes, start, time.perf_counter_ns() - start, fallback,
+            flops, nbytes, start, time.perf_counter_ns() - entered, fallback, entered - start,
         ),
     )  # fmt: skip
 
 
 def end(start: int) -> None:
-    """The op's call returns: nothing to add to a frozen record; the live curve gets its point from the executor."""
+    """The op's call returns: its record, if it is still the last one, learns how long the whole call took on the host."""
+    active = trace.active
+    if active is not None and active.ops and active.ops[-1].time_ns == start:
+        object.__setattr__(active.ops[-1], "host_ns", time.perf_counter_ns() - start)  # nobody has read it yet

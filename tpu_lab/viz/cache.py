@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tpu_lab.metrics import Metrics
-from tpu_lab.place import place, short_file
+from tpu_lab.place import place
 from tpu_lab.viz import frame, misses, number, theme
 from tpu_lab.viz.view import View, template
 
@@ -22,7 +22,7 @@ def rows(m: Metrics):
 
     by_site: dict[tuple[str, int], list[int]] = {}
     for i, launch in enumerate(m.trace.launches):
-        by_site.setdefault((launch.file, launch.line), []).append(i)
+        by_site.setdefault(m.site(launch)[:2], []).append(i)
     made = compiles_by_launch(m)
     table = []
     for (file, line), members in by_site.items():
@@ -34,7 +34,7 @@ def rows(m: Metrics):
         table.append(
             {
                 "site": place(file, line) or "unknown line",
-                "code": launches[0].code,
+                "code": m.site(launches[0])[2],
                 "launches": len(launches),
                 "hits": outcome["hit"],
                 "misses": outcome["miss"],
@@ -78,6 +78,7 @@ class Cells:
     shown: tuple[Cell, ...]
     more: str
     label: str
+    range: str  # "step 1 to 12", "51 launches"
 
 
 def cells(m: Metrics, members: list[int]) -> Cells:
@@ -95,14 +96,14 @@ def cells(m: Metrics, members: list[int]) -> Cells:
             at = steps[r.index] - 1
             worst[at] = max(worst[at], r.cache, key=_RANK.__getitem__)
         every = [Cell(o, f"step {i}: {theme.WORD[o]}") for i, o in enumerate(worst, 1)]
-        what = number.plural(len(m.steps), "step")
+        what, span = number.plural(len(m.steps), "step"), f"step 1 to {number.count(len(m.steps))}"
     else:
         every = [Cell(r.cache, f"launch {r.index + 1}: {theme.WORD[r.cache]}") for r in launches]
-        what = number.plural(len(launches), "launch", "launches")
+        what = span = number.plural(len(launches), "launch", "launches")
     shown, rest = every[:CELLS], every[CELLS:]
     bad = sum(c.outcome in ("miss", "disk") for c in rest)
     more = f"and {number.count(len(rest))} more" + (f", {number.count(bad)} of them not hits" if bad else "") if rest else ""
-    return Cells(tuple(shown), more, f"{what}: {words}")
+    return Cells(tuple(shown), more, f"{what}: {words}", span)
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
 
 
 def _sites(m: Metrics) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((r.file, r.line) for r in m.trace.launches))
+    return list(dict.fromkeys(m.site(r)[:2] for r in m.trace.launches))
 
 
 def _finding(m: Metrics) -> str:
@@ -175,10 +176,13 @@ def _title(m: Metrics) -> str:
     if not n["miss"]:
         return f"{number.plural(n['disk'], 'program')} read back from disk in {number.time(total)}, nothing compiled"
     head = f"{number.plural(len(compiled), 'compilation')} cost {number.time(sum(map(misses.spent, compiled)))}"
-    steps, by_site = misses.step_of(m), Counter(c.site for c in compiled)
+    if not compiled:  # misses whose compile records were dropped
+        return f"{number.plural(n['miss'], 'miss', 'misses')}, {number.plural(n['hit'], 'hit')}"
+    launches = {r.index: r for r in m.trace.launches}
+    at = {c.launch: place(*m.site(launches[c.launch])[:2]) if c.launch in launches else "" for c in compiled}
+    steps, by_site = misses.step_of(m), Counter(at.values())
     site, most = by_site.most_common(1)[0]
-    causes = Counter(c.cause for c in compiled if c.site == site)
-    site = f"{short_file(site.rpartition(':')[0])}:{site.rpartition(':')[2]}" if ":" in site else site
+    causes = Counter(c.cause for c in compiled if at[c.launch] == site)
     grows = [c for c in compiled if c.cause == "shape" and "grows" in c.why]
     if len(grows) > 2:
         return f"{head}; {len(grows)} of them are one growing sequence in {site}"

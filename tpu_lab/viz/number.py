@@ -25,6 +25,8 @@ def sig(value: float | None, digits: int = 3) -> str:
     if value == 0:
         return "0"
     size = abs(value)
+    if size < 0.0005:
+        return "<0.001" if value > 0 else "\u22120.000"
     exponent = math.floor(math.log10(size))
     if size < 0.01:
         digits = 1
@@ -33,8 +35,6 @@ def sig(value: float | None, digits: int = 3) -> str:
     if round(size, digits - 1 - exponent) >= 10 ** (exponent + 1):  # 99.96 becomes 100, not 100.0
         exponent += 1
     decimals = max(0, digits - 1 - exponent)
-    if decimals > 6:  # too small for any column: say so rather than print zeros
-        return f"{value:.0e}".replace("-", "\u2212").replace("e\u22120", "e\u2212")
     text = f"{size:,.{decimals}f}"
     return f"\u2212{text}" if value < 0 else text
 
@@ -143,4 +143,4 @@ def error_like(error: float, mean: float, factor: float) -> str:
     shown = max(error / factor, 0)
     decimals = max(0, -math.floor(math.log10(step)))
     text = f"{shown:,.{decimals}f}"
-    return text if float(text.replace(",", "")) else f"< {step:.{decimals}f}"
+    return text if float(text.replace(",", "")) else sig(shown, 1)

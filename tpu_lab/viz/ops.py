@@ -249,7 +249,7 @@ def _chosen(table, limit, sort) -> list[int]:
     real = np.flatnonzero((table.kind != "view").to_numpy()).tolist()
     back = [i for i in real if table.phase.iloc[i] == "backward"]
     keep |= {*real[:3], *back[:2], *real[-2:]}
-    keep |= {i + 1 for i in keep if i + 2 in keep and i + 1 < n}  # a fold of one row is no fold
+    keep |= {gap[0] for gap in _gaps(sorted(keep), n) if len(gap) == 1}  # a fold of one row is no fold
     return sorted(keep)
 
 

@@ -181,7 +181,7 @@ def _facts(m: Metrics) -> tuple[Fact, ...]:
     if not m.flops:
         facts.append(Fact((number.pair(m.bytes, number._SIZES),), "in and out of the launches" + (" a step" if m.steady else "")))
     else:
-        facts.append(Fact((number.work_pair(m.flops),), f"{caption}, {number.size(m.bytes)} in and out"))
+        facts.append(Fact((number.work_pair(m.flops),), caption))
     n = m.outcomes()
     figures = ((number.count(n["hit"]), "hit" if n["hit"] == 1 else "hits"), (number.count(n["miss"]), "miss" if n["miss"] == 1 else "misses"))
     facts.append(Fact(figures, f"compile cache, {number.count(n['disk'])} from disk"))
@@ -200,18 +200,20 @@ def _model(m: Metrics, top: int, sort: str | None) -> Model:
         paints = ("matmul", "other") if name == "device" else (PAINTS[name],)
         parts.append(Part(name, paints, number.time(ns), number.percent(ns / split.total if split.total else 0.0)))
     lane, words = lanes.launch_lane(m, span)
+    words += f" \u00b7 {number.size(sum(r.bytes for r in m.launches_in(span)))} in and out"
     device = lanes.device_lane(m, span) if span.ops[1] > span.ops[0] else None
     spent = sum(map(misses.spent, m.trace.compiles))
     kinds = [(k, w) for k, w in (("matmul", "matmul"), ("other", "elementwise"), ("move", "data movement"), ("free", "view, free"))
              if any(theme.paint(o.kind) == k for o in m.ops_in(span))]  # fmt: skip
     device_words = ""
     if device:
-        device_words = f"width is device time, {number.time(float(m.ops_time[slice(*span.ops)].sum()))}, shared within a launch by FLOPs and bytes"
+        at = f" in step {span.number}" if m.steady else ""
+        device_words = f"width is device time, {number.time(float(m.ops_time[slice(*span.ops)].sum()))}{at}, shared within a launch by FLOPs and bytes"
     costs, others, unit = _costs(m, top)
     return Model(
         title, meta, "", _facts(m), whole, _bar_label(m.whole), number.time(m.wall_ns), step if m.steady else (), _bar_label(split),
         number.time(split.total), split.total / m.whole.total if m.steady and m.whole.total else 0.0,
-        f"compile {number.time(m.whole.compile)}, once" if m.steady and m.whole.compile else "", tuple(parts),
+        f"compile {number.time(m.whole.compile)}, {number.plural(len(m.trace.compiles), 'program')}" if m.steady and m.whole.compile else "", tuple(parts),
         (number.count(len(m.ops_in(span))), number.count(len(m.launches_in(span)))), lanes.ops_lane(m, span), lanes.phases(m, span), lane,
         words, device, device_words, tuple(kinds), *_cache(m, spent), unit, costs, others,
         "device time a step" if m.steady else "device time", tuple(advice.findings(m)),
@@ -226,21 +228,19 @@ def _bar_label(split: Split) -> str:
 def _cache(m: Metrics, spent: int) -> tuple:
     """(cells, their words, a line a miss, what the hits cost, the call site)."""
     strip = cache.cells(m, list(range(len(m.trace.launches))))
-    sites = list(dict.fromkeys((r.file, r.line) for r in m.trace.launches))
+    sites = list(dict.fromkeys(m.site(r)[:2] for r in m.trace.launches))
     site = place(*sites[0]) if len(sites) == 1 else number.plural(len(sites), "call site")
-    lines = misses.explain(m, m.trace.compiles, 3)
-    if len(lines) > 4:
-        rest = lines[3:]
+    lines = misses.explain(m, m.trace.compiles, 4)
+    if len(lines) > 5:
+        rest = lines[4:]
         more = misses.Miss(f"{len(rest)} more", (("other causes, in the cache view", ""),), "", sum(x.ns for x in rest))
-        lines = (*lines[:3], more)
+        lines = (*lines[:4], more)
     hits = [r for r in m.trace.launches if r.cache == "hit"]
     then = ""
     if hits:
         each = sum(r.lookup_ns for r in hits) / len(hits)
         then = f"{'then ' if lines else ''}{number.time(each)} to find a program again, each launch"
-    n = len(m.steps) if len(m.steps) > 1 else len(m.trace.launches)
-    words = f"step 1 to {number.count(n)}" if len(m.steps) > 1 else number.plural(n, "launch", "launches")
-    return strip, words, lines, then, site
+    return strip, strip.range, lines, then, site
 
 
 def _costs(m: Metrics, top: int) -> tuple[tuple[CostRow, ...], CostRow | None, str]:
@@ -280,17 +280,16 @@ def _text(m: Metrics, v: Model) -> list:
     """At most 25 lines of 100 columns."""
     import textwrap
 
-    out: list = [[(v.title, "b")], *frame.meta_lines(v.meta)[:1]]
+    meta = [(t.split(",")[0], b) if t.endswith(" steady") else (t, b) for t, b in v.meta]
+    out: list = [[(v.title, "b")], *frame.meta_lines(meta)[:2]]
     if not v.facts:
         return out + ([[], *([part] for part in textwrap.wrap(v.hint, 98))] if v.hint else [])
-
-    def fact(name, f: Fact, width=0):
-        text = " ".join(part for pair in f.figures for part in pair if part)
-        return [f"{name:<6} ", (text, "b"), f" {f.caption}".ljust(max(0, width - len(text) - 7))]
-
     head = "step" if m.steady else "block"
-    out += [[], ["  ", *fact(head, v.facts[0], 50), *(fact("MFU", v.facts[1]) if len(v.facts) == 4 else [])]]
-    out += [["  ", *fact("FLOPs" if m.flops else "bytes", v.facts[-2], 50), *fact("cache", v.facts[-1])], []]
+    pairs = _text_facts(m, v)
+    out.append([])
+    for (left, text, rest), (right, more, end) in (pairs[:2], pairs[2:]):
+        out.append([f"  {left:<7}", (text, "b"), rest.ljust(max(0, 27 - len(text))) + f" {right:<6}", (more, "b"), end])
+    out.append([])
     out += _text_bar(m, head)
     cells: list = ["  cache  "]
     for c in v.cells.shown[:40]:
@@ -314,9 +313,29 @@ def _text(m: Metrics, v: Model) -> list:
     if v.findings:
         out.append([])
         for i, f in enumerate(v.findings, 1):
-            out.append([f"  {i}  ", (f.act, "b"), f" {f.evidence}"])
-    out += [[], [(f"more: p.ops p.cache \u00b7 {v.foot[0][0].lower()}{v.foot[0][1:]}", "dim")]]
+            out.append([f"  {i}  ", (f.act.rstrip("."), "b"), f": {f.brief}"])
+    each, step = m.recording
+    cost = f"recording cost {number.time(step)}{' a step' if m.steady else ''} ({number.percent(step / m.step_split.total, 2)}), " if each else ""
+    out += [[], [(f"more: p.ops p.cache \u00b7 {cost}{number.count(m.trace.dropped)} dropped", "dim")]]
     return out
+
+
+def _text_facts(m: Metrics, v: Model) -> list[tuple[str, str, str]]:
+    """(label, bold figure, the rest) of the four facts, in the order of the page's columns."""
+    if m.steady:
+        mean, error = number.mean_error(s.ns for s in m.steady)
+        unit, factor = number.time_unit(mean)
+        around = f" \u00b1 {number.error_like(error, mean, factor)}" if error is not None else ""
+        first = ("step", f"{number.sig(mean / factor)} {unit}", f"{around}, n = {len(m.steady)}")
+    else:
+        first = ("block", number.time(m.wall_ns), ", measured once")
+    second = ("bytes", number.size(m.bytes), " in and out")
+    if m.mfu is not None and m.peak is not None:
+        second = ("MFU", number.percent(m.mfu), f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""))
+    n = m.outcomes()
+    spent = f" ({number.time(m.whole.compile)} to compile)" if m.whole.compile else ""
+    cached = ("cache", f"{number.plural(n['hit'], 'hit')}, {number.plural(n['miss'], 'miss', 'misses')}", f"{spent}, {number.count(n['disk'])} from disk")
+    return [first, second, ("FLOPs", number.work(m.flops), " a step" if m.steady else ""), cached]
 
 
 _GLYPHS = {"matmul": "\u2588", "other": "/", "move": ":"}
@@ -337,13 +356,14 @@ def _text_bar(m: Metrics, head: str, width: int = 60) -> list:
         ("dispatch", "\u2593", "host", split.dispatch),
         ("Python, idle, transfer", "-", "", small),
     ]
-    bar: list = [f"  {head:<6} "]
+    unit, factor = number.time_unit(max(ns for *_, ns in parts))
+    bar: list = [f"  {head:<7}"]
     labels: list = ["         "]
     for name, glyph, style, ns in parts:
         if ns <= 0:
             continue
         bar.append((glyph * max(1, round(width * ns / split.total)), style))
-        labels += [(glyph, style), f" {name} {number.time(ns)}  "]
+        labels += [(glyph, style), f" {name} {number.sig(ns / factor)}{' ' + unit if len(labels) == 1 else ''}  "]
     return [bar, labels]
 
 
