@@ -22,18 +22,37 @@ def scaled(x, alpha):
     return x if is_one(alpha) else jnp.asarray(alpha, x.dtype) * x
 
 
-@op(aten.add.Tensor, aten.add.Scalar, promote="result", runtime_ints=True)
-def add(a, b, alpha=1):
+HALF = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}  # bits of exponent and mantissa
+
+
+def rounded(x, dtype: torch.dtype):
+    """A number rounded to a half dtype, though it goes on in float32: sums and remainders do that on the CPU, products do not.
+
+    A pair of casts would not do: XLA may drop it (`xla_allow_excess_precision`).
+    """
+    return lax.reduce_precision(x, *HALF[dtype]) if dtype in HALF and is_float(x) else x
+
+
+def number_rounded(x, dtype: torch.dtype):
+    """`rounded`, if x is 0-dim (a Python number, most of the time)."""
+    return rounded(x, dtype) if jnp.ndim(x) == 0 else x
+
+
+@op(aten.add.Tensor, aten.add.Scalar, promote="result", runtime_ints=True, out=True)
+def add(a, b, alpha=1, out=None):
+    a, b, alpha = (number_rounded(v, out[0][1]) for v in (a, b, alpha))
     return jnp.add(a, scaled(jnp.asarray(b), alpha))
 
 
-@op(aten.sub.Tensor, aten.sub.Scalar, promote="result", runtime_ints=True)
-def sub(a, b, alpha=1):
+@op(aten.sub.Tensor, aten.sub.Scalar, promote="result", runtime_ints=True, out=True)
+def sub(a, b, alpha=1, out=None):
+    a, b, alpha = (number_rounded(v, out[0][1]) for v in (a, b, alpha))
     return jnp.subtract(a, scaled(jnp.asarray(b), alpha))
 
 
-@op(aten.rsub, promote="result", runtime_ints=True)
-def rsub(a, b, alpha=1):
+@op(aten.rsub, promote="result", runtime_ints=True, out=True)
+def rsub(a, b, alpha=1, out=None):
+    a, b, alpha = (number_rounded(v, out[0][1]) for v in (a, b, alpha))
     return jnp.subtract(b, scaled(a, alpha))
 
 
@@ -42,9 +61,9 @@ def mul(a, b):
     return jnp.multiply(a, b)
 
 
-@op(aten._add_relu.Tensor, aten._add_relu.Scalar, promote="result")
-def add_relu(a, b, alpha=1):
-    return jnp.maximum(add(a, b, alpha), 0)
+@op(aten._add_relu.Tensor, aten._add_relu.Scalar, promote="result", out=True)
+def add_relu(a, b, alpha=1, out=None):
+    return jnp.maximum(add(a, b, alpha, out), 0)
 
 
 @op(aten.div.Tensor, aten.div.Scalar, promote="float", runtime_ints=True)
@@ -52,11 +71,14 @@ def div(a, b):
     return a / b
 
 
-@op(aten.div.Tensor_mode, aten.div.Scalar_mode, promote="result", runtime_ints=True)
-def div_mode(a, b, rounding_mode=None):
+@op(aten.div.Tensor_mode, aten.div.Scalar_mode, promote="result", runtime_ints=True, out=True)
+def div_mode(a, b, rounding_mode=None, out=None):
     if rounding_mode is None:
         return a / b
-    return floor_divide(a, b) if rounding_mode == "floor" else trunc_divide(a, b)
+    if rounding_mode == "floor":
+        return floor_divide(a, b)
+    a, b = _same(a, b)
+    return jnp.trunc(rounded(a / b, out[0][1])) if is_float(a) else lax.div(a, b)
 
 
 @op(aten.floor_divide, promote="result", runtime_ints=True)
@@ -72,19 +94,14 @@ def floor_divide(a, b):
     return jnp.where(b == 0, a / b, jnp.where(quotient == 0, jnp.copysign(0, a / b), floor))
 
 
-def trunc_divide(a, b):
-    a, b = _same(a, b)
-    return jnp.trunc(a / b) if is_float(a) else lax.div(a, b)
+@op(aten.remainder, promote="result", out=True)
+def remainder(a, b, out=None):
+    return jnp.remainder(*(number_rounded(v, out[0][1]) for v in _same(a, b, spread=False)))
 
 
-@op(aten.remainder, promote="result")
-def remainder(a, b):
-    return jnp.remainder(*_same(a, b))
-
-
-@op(aten.fmod, promote="result")
-def fmod(a, b):
-    return lax.rem(*_same(a, b))
+@op(aten.fmod, promote="result", out=True)
+def fmod(a, b, out=None):
+    return lax.rem(*jnp.broadcast_arrays(*(number_rounded(v, out[0][1]) for v in _same(a, b, spread=False))))
 
 
 @op(aten.gcd, promote="result")
@@ -125,10 +142,11 @@ def _inexact(x) -> bool:
     return jnp.issubdtype(jnp.asarray(x).dtype, jnp.inexact)
 
 
-def _same(a, b):
-    """Both as arrays of one dtype (a Python number takes the other's)."""
+def _same(a, b, spread=True):
+    """Both as arrays of one dtype (a Python number takes the other's) and, with `spread`, of one shape."""
     dtype = jnp.result_type(a, b)
-    return jnp.broadcast_arrays(jnp.asarray(a, dtype), jnp.asarray(b, dtype))
+    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    return jnp.broadcast_arrays(a, b) if spread else (a, b)
 
 
 @op(aten.atan2, promote="float")

@@ -127,9 +127,10 @@ def polygamma(n, x):
     if n == 0:
         return _digamma(x)
     if n > 1:
-        return special.polygamma(n, x)
+        return jnp.where(x == jnp.inf, 0, special.polygamma(n, x))
     reflect = x < 0.5
     right = special.polygamma(1, jnp.where(reflect, 1 - x, x))
+    right = jnp.where(x == jnp.inf, 0, right)
     return jnp.where(reflect, jnp.pi**2 / jnp.sin(jnp.pi * x) ** 2 - right, right)
 
 
