@@ -36,7 +36,17 @@ def convolution_backward(
     """(grad of x, of w, of bias); None where the mask says so."""
     if x.ndim < w.ndim:
         gx, gw, gb = convolution_backward(
-            grad[None], x[None], w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+            grad[None],
+            x[None],
+            w,
+            bias_sizes,
+            stride,
+            padding,
+            dilation,
+            transposed,
+            output_padding,
+            groups,
+            output_mask,
         )
         return (None if gx is None else gx[0]), gw, gb
     settings = _settings(w, stride, padding, dilation, transposed, output_padding, groups)
@@ -60,7 +70,10 @@ def _linear(x, w, stride, padding, dilation, output_padding, transposed, groups)
     kernel, n = w.shape[2:], w.ndim - 2
     if not transposed:
         pads = [(p, p) for p in padding]
-        size = [(i + 2 * p - d * (k - 1) - 1) // s + 1 for i, p, d, k, s in zip(x.shape[2:], padding, dilation, kernel, stride)]
+        size = [
+            (i + 2 * p - d * (k - 1) - 1) // s + 1
+            for i, p, d, k, s in zip(x.shape[2:], padding, dilation, kernel, stride)
+        ]
         tiny = max(x.shape[2:]) <= 2 and max(kernel) > 1
         if x.size and w.size and (tiny or (max(kernel) == 1 and not any(padding))):
             return _by_patches(x, w, size, stride, padding, dilation, groups)
@@ -94,7 +107,10 @@ def _by_patches(x, w, size, stride, padding, dilation, groups):
     for number, tap in enumerate(itertools.product(*map(range, w.shape[2:]))):
         first = [t * d for t, d in zip(tap, dilation)]
         last = [f + (o - 1) * s for f, o, s in zip(first, size, stride)]
-        if all(any(p <= i < p + n for i in range(f, e + 1, s)) for f, e, s, p, n in zip(first, last, stride, padding, x.shape[2:])):
+        if all(
+            any(p <= i < p + n for i in range(f, e + 1, s))
+            for f, e, s, p, n in zip(first, last, stride, padding, x.shape[2:])
+        ):
             place = tuple(slice(f, e + 1, s) for f, e, s in zip(first, last, stride))
             slices.append(padded[(slice(None), slice(None), *place)])
             taps.append(number)

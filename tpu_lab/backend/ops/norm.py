@@ -126,7 +126,12 @@ def native_batch_norm(x, weight, bias, running_mean, running_var, training, mome
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-@op(aten._native_batch_norm_legit.default, aten._native_batch_norm_legit_functional, kind="reduce", runtime=("momentum",))
+@op(
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit_functional,
+    kind="reduce",
+    runtime=("momentum",),
+)
 def batch_norm_legit(x, weight, bias, running_mean, running_var, training, momentum, eps):
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
@@ -142,9 +147,7 @@ def batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum,
 
 
 @op(aten.native_batch_norm_backward, kind="reduce")
-def batch_norm_backward(
-    grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask
-):
+def batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask):
     """In training through the batch's statistics; in evaluation these are constants."""
     axes = _batch_axes(x)
     if train:

@@ -73,7 +73,10 @@ def max_pool2d(x, kernel_size, stride=(), padding=(0,), dilation=(1,), ceil_mode
     shape = [*x.shape[:-n], *size]
     best, index = jnp.full(shape, low, x.dtype), jnp.broadcast_to(first, shape)
     for tap in itertools.product(*map(range, kernel)):
-        v, at = padded[(..., *_window(tap, stride, dilation, size))], _tap_position(tap, plane, stride, padding, dilation, size)
+        v, at = (
+            padded[(..., *_window(tap, stride, dilation, size))],
+            _tap_position(tap, plane, stride, padding, dilation, size),
+        )
         better = v > best
         if jnp.issubdtype(x.dtype, jnp.floating):
             better |= v != v

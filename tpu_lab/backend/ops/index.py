@@ -1,0 +1,138 @@
+"""Indexing with integer tensors: index, index_put, and the index_*, take and masked_* families.
+
+Boolean masks never arrive: their sizes depend on the data, so the dispatcher turns them into integers before.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import torch
+
+from tpu_lab.backend.opmath import wide
+from tpu_lab.backend.registry import op
+
+aten = torch.ops.aten
+
+
+def _place(indices):
+    """PyTorch's list of indices (None for a whole dimension) as numpy's; int32 addresses any dimension here."""
+    return tuple(slice(None) if i is None else _short(i) for i in indices)
+
+
+def _short(index):
+    return index if index.dtype == jnp.bool_ else index.astype(jnp.int32)
+
+
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind="movement")
+def index(x, indices):
+    return x[_place(indices)]
+
+
+@op(aten.index_put, aten._index_put_impl, aten._unsafe_index_put, kind="movement")
+def index_put(x, indices, values, accumulate=False, unsafe=False):
+    place, values = x.at[_place(indices)], values.astype(x.dtype)
+    if accumulate and x.dtype == jnp.bool_:
+        return place.max(values)
+    return place.add(values) if accumulate else place.set(values)
+
+
+def _along(x, dim, index):
+    """The place of `index` along `dim`; 0-dim tensors count as one element."""
+    x, index = jnp.atleast_1d(x), jnp.atleast_1d(_short(index))
+    return x, (slice(None),) * (dim % x.ndim) + (index,)
+
+
+@op(aten.index_select, kind="movement")
+def index_select(x, dim, index):
+    rows, place = _along(x, dim, index)
+    return rows[place].reshape(() if x.ndim == 0 else rows[place].shape)
+
+
+@op(aten.index_add, kind="movement")
+def index_add(x, dim, index, source, *, alpha=1):
+    rows, place = _along(x, dim, index)
+    source = jnp.asarray(source).astype(x.dtype) * jnp.asarray(alpha).astype(x.dtype)
+    return rows.at[place].add(source.reshape(rows[place].shape)).reshape(x.shape)
+
+
+@op(aten.index_copy, kind="movement")
+def index_copy(x, dim, index, source):
+    rows, place = _along(x, dim, index)
+    return rows.at[place].set(source.astype(x.dtype).reshape(rows[place].shape)).reshape(x.shape)
+
+
+@op(aten.index_fill, kind="movement")
+def index_fill(x, dim, index, value):
+    rows, place = _along(x, dim, index)
+    return rows.at[place].set(jnp.asarray(value).astype(x.dtype)).reshape(x.shape)
+
+
+@op(aten.index_reduce, kind="movement")
+def index_reduce(x, dim, index, source, reduce, *, include_self=True):
+    rows, place = _along(wide(x), dim, index)
+    return reduced_into(rows, place, wide(source).astype(rows.dtype), reduce, include_self).reshape(x.shape)
+
+
+def reduced_into(x, place, source, reduce, include_self):
+    """x with `source` reduced into `place`; without `include_self` the old values there count for nothing."""
+    identity = {"sum": 0, "mean": 0, "prod": 1, "amax": _limit(x.dtype, False), "amin": _limit(x.dtype, True)}[reduce]
+    start = x if include_self else x.at[place].set(jnp.asarray(identity, x.dtype))
+    if reduce in ("sum", "mean"):
+        total = start.at[place].add(source)
+        if reduce == "sum":
+            return total
+        count = jnp.full(x.shape, int(include_self), jnp.int32).at[place].add(1)
+        count = jnp.maximum(count, 1).astype(x.dtype)
+        return total / count if jnp.issubdtype(x.dtype, jnp.inexact) else total // count
+    method = {"prod": "multiply", "amax": "max", "amin": "min"}[reduce]
+    return getattr(start.at[place], method)(source)
+
+
+def _limit(dtype, upper):
+    if dtype == jnp.bool_:
+        return upper
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.inf if upper else -jnp.inf
+    return jnp.iinfo(dtype).max if upper else jnp.iinfo(dtype).min
+
+
+@op(aten.take, kind="movement")
+def take(x, index):
+    return x.reshape(-1)[_short(index)]
+
+
+@op(aten.put, kind="movement")
+def put(x, index, source, accumulate=False):
+    place = x.reshape(-1).at[_short(index).reshape(-1)]
+    source = source.reshape(-1)
+    return (place.add(source) if accumulate else place.set(source)).reshape(x.shape)
+
+
+@op(aten.masked_fill)
+def masked_fill(x, mask, value):
+    return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
+
+
+def _ranks(mask):
+    """For each element the number of true elements before it."""
+    return (jnp.cumsum(mask.reshape(-1), dtype=jnp.int32) - mask.reshape(-1)).reshape(mask.shape)
+
+
+@op(aten.masked_scatter, kind="movement")
+def masked_scatter(x, mask, source):
+    """The true places take the elements of `source` one after the other."""
+    x, mask = jnp.broadcast_arrays(x, mask)
+    if source.size == 0 or x.size == 0:
+        return x
+    return jnp.where(mask, source.reshape(-1)[jnp.minimum(_ranks(mask), source.size - 1)].astype(x.dtype), x)
+
+
+@op(aten.masked_scatter_backward, kind="movement", out=True)
+def masked_scatter_backward(grad, mask, sizes, out):
+    """The gradients of the true places, one after the other, then zeros."""
+    count = 1
+    for n in sizes:
+        count *= n
+    grad, mask = jnp.broadcast_arrays(grad, mask)
+    place = jnp.where(mask, _ranks(mask), count).reshape(-1)
+    return jnp.zeros(count, grad.dtype).at[place].set(grad.reshape(-1), mode="drop").reshape(sizes)
