@@ -11,7 +11,7 @@ import time
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import dispatch, dtypes, fallback, host, ops, recorder, registry, state, storage
+from tpu_lab.backend import bits, dispatch, dtypes, fallback, host, ops, recorder, registry, resize, state, storage
 from tpu_lab.backend.storage import NotOnDevice, make
 
 aten = torch.ops.aten
@@ -84,10 +84,11 @@ def _moved(record, args, kwargs, error):
 
 def _view_kernel(overload):
     redispatch = overload._handle.redispatch_boxed
+    keys = _CPU if overload is aten.as_strided.default else _META  # the CPU's as_strided checks the bounds of the storage
     name = f"{overload._schema.name.replace('::', '.')}.{overload._overloadname}"
 
     def kernel(*args):
-        out = redispatch(_META, *args)
+        out = redispatch(keys, *args)
         if trace.active is not None and state.thread.tracing is None:
             a = dtypes.aval(args[0].shape, args[0].dtype)
             recorder.write(
@@ -140,47 +141,6 @@ def to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non_
         return host.to_cpu(self).to(dtype=dtype or self.dtype, memory_format=memory_format or torch.preserve_format)
     given = {"dtype": dtype, "memory_format": memory_format}
     return _cast(self, **{k: v for k, v in given.items() if v is not None})
-
-
-def resize_(self, size, memory_format=None):
-    """Metadata only while it fits; a larger size gets new memory that keeps the old values."""
-    meta = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
-    if tuple(self.shape) == tuple(size):
-        return self
-    found, need = storage.cell(self), meta.numel() + self.storage_offset()
-    old = self.untyped_storage()
-    if need * self.element_size() <= old.nbytes():
-        storage.set_metadata(self, old, self.storage_offset(), meta.shape, meta.stride())
-        return self
-    flat = torch.empty_strided((found.base.nbytes // self.element_size(),), (1,), dtype=self.dtype, device=self.device)
-    flat = storage.view_of(self, 0, flat.shape, (1,))
-    new = torch.empty((need,), dtype=self.dtype, device=self.device)
-    if flat.numel():
-        new[: flat.numel()].copy_(flat)
-    storage.set_metadata(self, new.untyped_storage(), self.storage_offset(), meta.shape, meta.stride())
-    return self
-
-
-def set_source(self, source, *rest):
-    """`set_` from a storage or a tensor: metadata only, as on the CPU."""
-    if isinstance(source, torch.Tensor):
-        where = source.untyped_storage()
-        offset, size, stride = rest if rest else (source.storage_offset(), source.shape, source.stride())
-    else:
-        where = source
-        default = (source.nbytes() // self.element_size(),)
-        offset, size, stride = rest if rest else (0, default, (1,))
-    if not isinstance(where, torch.UntypedStorage):
-        where = where._untyped_storage
-    storage.set_metadata(self, where, offset, size, stride)
-    return self
-
-
-def set_nothing(self):
-    """`x.set_()`: an empty tensor over a new, empty storage."""
-    fresh = torch.empty((0,), dtype=self.dtype, device=self.device)
-    storage.set_metadata(self, fresh.untyped_storage(), 0, (0,), (1,))
-    return self
 
 
 # --- indices that are masks ----------------------------------------------------------------------------------------
@@ -279,11 +239,11 @@ def register() -> None:
         aten._to_copy.default: to_copy,
         aten._local_scalar_dense.default: host.item,
         aten.equal.default: _equal,
-        aten.resize_.default: resize_,
-        aten.set_.source_Storage: set_source,
-        aten.set_.source_Storage_storage_offset: set_source,
-        aten.set_.source_Tensor: set_source,
-        aten.set_.default: set_nothing,
+        aten.resize_.default: resize.resize_,
+        aten.set_.source_Storage: resize.set_source,
+        aten.set_.source_Storage_storage_offset: resize.set_source,
+        aten.set_.source_Tensor: resize.set_source,
+        aten.set_.default: resize.set_nothing,
         aten.index.Tensor: index,
         aten.index_put_.default: _index_put_kernel(door(aten.index_put_.default)),
         aten._index_put_impl_.default: _index_put_kernel(door(aten.index_put_.default)),
@@ -296,13 +256,20 @@ def register() -> None:
         if overload not in special and not composite_implicit(overload):
             special[overload] = _host_kernel(overload)
     for overload, function in special.items():
+        if _lazy_bits(overload):
+            function = bits.resolving(overload, function)
         library.impl(overload, function, "PrivateUse1")
     for overload in _lowered():
         if overload not in special and not composite_implicit(overload):
-            library.impl(overload, door(overload), "PrivateUse1")
+            function = bits.resolving(overload, door(overload)) if _lazy_bits(overload) else door(overload)
+            library.impl(overload, function, "PrivateUse1")
     everything = torch.library.Library("_", "IMPL")
     _libraries.append(everything)
     everything.fallback(catch_all, "PrivateUse1")
+
+
+def _lazy_bits(overload) -> bool:
+    return overload._schema.name.removeprefix("aten::") in bits.RESOLVED_HERE
 
 
 def _overload(name):
