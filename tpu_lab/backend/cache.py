@@ -38,6 +38,7 @@ class Program:
     site: str = ""
     used: int = 0
     compiled: object = field(default=None, repr=False)
+    extra: object = field(default=None, repr=False)  # what torch.compile must know to use the results
 
     def hlo(self) -> str:
         """The optimised HLO text."""

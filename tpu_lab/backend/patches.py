@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tpu_lab.backend import executor, host, recorder, state
+from tpu_lab.backend import compile, executor, host, recorder, resize, state
 
 
 def apply() -> None:
     """Install all patches. CPU and CUDA tensors keep their behaviour."""
     _optimizer_hooks()
     _printing()
+    resize.patch_storage_resize()
+    compile.install()
 
 
 def _optimizer_hooks() -> None:

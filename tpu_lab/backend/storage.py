@@ -123,6 +123,13 @@ def set_metadata(tensor: torch.Tensor, where, offset: int, size, stride) -> None
     _set(_KERNEL_KEYS, tensor, where, offset, size, stride)
 
 
+def carrier(where, w: Window) -> torch.Tensor:
+    """A tensor over an existing storage with the geometry of a window."""
+    tensor = _create((), w.dtype)
+    _set(_KERNEL_KEYS, tensor, where, w.offset, w.size, w.stride)
+    return tensor
+
+
 def view_of(tensor: torch.Tensor, offset: int, size, stride) -> torch.Tensor:
     """A new tensor object over the same storage, outside autograd."""
     out = _create((), tensor.dtype)

@@ -1,0 +1,383 @@
+"""torch.compile on "tpu" against eager PyTorch on the CPU: results, gradients, mutation, and what compiles again."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tpu_lab  # noqa: F401
+from tpu_lab import trace
+from tpu_lab.backend import compile as tpu_compile
+from tpu_lab.backend import executor
+from tpu_lab.backend.cache import cache
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Dynamo forgets its code caches, so one test's guards do not meet another's."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+
+
+def close(a, b, tolerance=1e-5):
+    torch.testing.assert_close(a.detach().cpu(), b.detach(), rtol=tolerance, atol=tolerance)
+
+
+def train(model, inputs, steps=3, make=None, compiled=False, device="cpu"):
+    """(losses, parameters, buffers) of a few training steps."""
+    model = copy.deepcopy(model).to(device)
+    inputs = [x.to(device) for x in inputs]
+    optimizer = (make or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)))(model.parameters())
+    forward = torch.compile(model, backend="tpu") if compiled else model
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = forward(*inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, list(model.parameters()), list(model.buffers())
+
+
+def agrees(model, *inputs, **options):
+    want, got = train(model, inputs, **options), train(model, inputs, compiled=True, device="tpu", **options)
+    assert got[0] == pytest.approx(want[0], rel=1e-5)
+    for a, b in zip(got[1] + got[2], want[1] + want[2], strict=True):
+        close(a, b, 1e-4)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (t.view(2, 6, 4, 4).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(2, 6, 16))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, i):
+        return self.head(torch.tanh(self.embed(i)))
+
+
+@pytest.mark.parametrize("make", [None, lambda p: torch.optim.AdamW(p, lr=1e-2)], ids=["SGD", "AdamW"])
+def test_mlp(make):
+    agrees(nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.LayerNorm(12), nn.Linear(12, 3)), torch.randn(5, 6), make=make)
+
+
+def test_conv_batchnorm_buffers_mutate_once():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 2))
+    agrees(model, torch.randn(2, 3, 8, 8))
+
+
+def test_attention():
+    agrees(Attention(), torch.randn(2, 6, 16))
+
+
+def test_tied_weights():
+    agrees(Tied(), torch.randint(0, 11, (3, 4)))
+
+
+def test_second_call_compiles_nothing_and_is_one_launch_each_way():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).to("tpu")
+    step, x = torch.compile(model), torch.randn(3, 4).to("tpu")
+    step(x).sum().backward()
+    model.zero_grad(set_to_none=True)
+    misses = cache.misses
+    step(x).sum().backward()  # sum's backward may be new to eager mode only on the first pass
+    assert cache.misses == misses
+    recorded = trace.start()
+    try:
+        step(x).sum().backward()
+    finally:
+        trace.stop()
+    executor.drain()
+    launches = [launch for launch in recorded.launches if launch.mode == "compiled"]
+    assert [launch.cache for launch in launches] == ["hit", "hit"]
+    forward, backward = ([recorded.ops[i] for i in launch.ops] for launch in launches)
+    assert {op.phase for op in forward} == {"forward"} and {op.phase for op in backward} == {"backward"}
+    assert [op.name for op in forward if op.kind == "matmul"] == ["aten.addmm.default"] * 2
+    assert forward[-1].module == "2" and forward[-1].inputs[:2] == ("f32[2]", "f32[3,8]")
+    assert sum(launch.flops for launch in launches) > 2 * (3 * 4 * 8 + 3 * 8 * 2)
+    grads = [op for op in backward if op.name == "aten.mm.default"]
+    assert grads and all(recorded.ops[op.forward].phase == "forward" for op in grads)
+
+
+def test_dropout_masks_agree_between_forward_and_backward_and_differ_between_calls():
+    drop = torch.compile(lambda x: F.dropout(x, 0.5) * 1.0, backend="tpu")
+    x = torch.ones(64, device="tpu", requires_grad=True)
+    first = drop(x)
+    first.sum().backward()
+    assert torch.equal(first.detach().cpu(), x.grad.cpu())
+    misses = cache.misses
+    assert not torch.equal(drop(x).cpu(), first.cpu())
+    assert cache.misses == misses
+    torch.manual_seed(7)
+    a = drop(x).cpu()
+    torch.manual_seed(7)
+    assert torch.equal(a, drop(x).cpu())
+
+
+def test_input_mutation():
+    @torch.compile(backend="tpu")
+    def f(x, y):
+        x.add_(y)
+        x[1].mul_(2)
+        return x.sum()
+
+    x, y = torch.arange(6.0).view(2, 3), torch.ones(2, 3)
+    tx, ty = x.to("tpu"), y.to("tpu")
+    for _ in range(2):
+        x.add_(y)
+        x[1].mul_(2)
+        close(f(tx, ty), x.sum())
+        close(tx, x)
+
+
+def test_mutation_through_views_of_inputs():
+    @torch.compile(backend="tpu")
+    def f(a, scale):
+        b = a.t()
+        b.mul_(1.0)
+        b[0].add_(scale)
+        return b, a[:, 1:]
+
+    a = torch.arange(6.0).view(2, 3).to("tpu")
+    b, tail = f(a, 2.0)
+    want = torch.tensor([[2.0, 1, 2], [5, 4, 5]])
+    close(a, want)
+    close(b, want.t())
+    close(tail, want[:, 1:])
+    b.zero_()  # it is a view of the input
+    close(a, torch.zeros(2, 3))
+
+
+def test_slices_of_one_buffer_at_other_offsets():
+    f = torch.compile(lambda x: x * 2 + 1, backend="tpu")
+    whole = torch.arange(12.0)
+    on_tpu = whole.to("tpu")
+    for start in (0, 3, 6, 2):
+        close(f(on_tpu[start : start + 3]), whole[start : start + 3] * 2 + 1)
+    g = torch.compile(lambda x: x.add_(1), backend="tpu")
+    for start in (0, 3, 6):
+        g(on_tpu[start : start + 3])
+    close(on_tpu, torch.cat([whole[:9] + 1, whole[9:]]))
+
+
+def test_two_arguments_on_one_storage():
+    f = torch.compile(lambda x, y: x.mul_(2).sum() + y.sum(), backend="tpu")
+    base = torch.ones(4).to("tpu")
+    close(f(base[:2], base[2:]), torch.tensor(6.0))
+    close(f(base[:3], base[1:]), torch.tensor(15.0))  # overlapping: y sees x's new values
+    close(base, torch.tensor([4.0, 4, 2, 1]))
+
+
+def test_graph_break_with_item():
+    @torch.compile(backend="tpu")
+    def f(x):
+        y = x.sum()
+        if y.item() > 0:
+            return x + 1
+        return x - 1
+
+    for sign in (1.0, -1.0):
+        close(f(torch.full((3,), sign).to("tpu")), torch.full((3,), 2 * sign))
+
+
+def test_dynamic_shapes_compile_once_a_shape():
+    f = torch.compile(lambda x: (x.reshape(-1, 2) * x.shape[0]).sum(0), backend="tpu", dynamic=True)
+    for rows in (4, 6, 8, 4):
+        x = torch.randn(rows, 4)
+        close(f(x.to("tpu")), (x.reshape(-1, 2) * rows).sum(0))
+    misses = cache.misses
+    f(torch.randn(6, 4).to("tpu"))
+    assert cache.misses <= misses + 1  # randn's copy is no program; at most the sum of the reference
+    model = nn.Linear(4, 2)
+    step = torch.compile(copy.deepcopy(model).to("tpu"), dynamic=True)
+    for rows in (3, 5, 7):
+        x = torch.randn(rows, 4)
+        a, b = x.to("tpu").requires_grad_(), x.clone().requires_grad_()
+        step(a).square().sum().backward()
+        model(b).square().sum().backward()
+        close(a.grad, b.grad)
+
+
+def test_kwargs_and_nested_containers():
+    @torch.compile(backend="tpu", fullgraph=True)
+    def f(x, *, more, scale=2.0):
+        return {"sum": x + more["a"][0] * scale, "same": x}
+
+    x = torch.ones(2).to("tpu")
+    out = f(x, more={"a": [x * 3]})
+    close(out["sum"], torch.full((2,), 7.0))
+    assert out["same"] is x
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_compiled_optimizer_step(name):
+    start = [torch.randn(4, 3), torch.randn(3)]
+    runs = []
+    for device, compiled in (("cpu", False), ("tpu", True)):
+        params = [nn.Parameter(p.clone().to(device)) for p in start]
+        optimizer = getattr(torch.optim, name)(params, lr=0.1, weight_decay=0.01)
+        step = torch.compile(optimizer.step, backend="tpu") if compiled else optimizer.step
+        for i in range(4):
+            for p in params:
+                p.grad = (p.detach() + i).square()
+            step()
+        runs.append(params)
+    for a, b in zip(*runs, strict=True):
+        close(b, a.detach())
+
+
+def test_learning_rate_tensor_is_an_input():
+    p = nn.Parameter(torch.ones(3).to("tpu"))
+    optimizer = torch.optim.SGD([p], lr=torch.tensor(0.5))
+    step = torch.compile(optimizer.step, backend="tpu")
+    p.grad = torch.ones_like(p)
+    step()
+    misses = cache.misses
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    step()
+    assert cache.misses == misses
+    close(p, torch.full((3,), 0.25))
+
+
+def test_no_grad_and_inference_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    compiled = torch.compile(copy.deepcopy(model).to("tpu"))
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        close(compiled(x.to("tpu")), model(x))
+    model.eval()
+    compiled.eval()
+    with torch.inference_mode():
+        close(compiled(x.to("tpu")), model(x))
+
+
+def test_autocast_inside():
+    def f(x, w):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return x @ w
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    out = torch.compile(f, backend="tpu")(x.to("tpu"), w.to("tpu"))
+    assert out.dtype == torch.bfloat16
+    close(out.float(), f(x, w).float(), 2e-2)
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+def test_around_every_eager_mode(mode):
+    f = torch.compile(lambda x, w: torch.relu(x @ w), backend="tpu")
+    x, w = torch.randn(3, 4), torch.randn(4, 2)
+    from tpu_lab.backend import state
+
+    with torch.tpu.set_eager_mode(state.as_mode(mode)):
+        a = x.to("tpu") + 1
+        b = f(a, w.to("tpu")) * 3
+        c = f(a, w.to("tpu")).sub_(b)
+        close(b, torch.relu((x + 1) @ w) * 3)
+        close(c, torch.relu((x + 1) @ w) * -2)
+
+
+def test_eager_and_compiled_on_one_kv_cache():
+    kv = torch.zeros(1, 8, 2).to("tpu")
+
+    def put(kv, at, value):
+        kv[:, at] = value
+        return kv.sum()
+
+    step = torch.compile(put, backend="tpu", dynamic=False)
+    for at in range(6):
+        value = torch.full((1, 2), float(at + 1)).to("tpu")
+        (step if at % 2 else put)(kv, torch.tensor(at).to("tpu"), value)
+    close(kv[0, :, 0], torch.tensor([1.0, 2, 3, 4, 5, 6, 0, 0]))
+
+
+def test_equal_functions_share_a_program():
+    x = torch.ones(7).to("tpu")
+    make = lambda: torch.compile(lambda x: torch.sin(x) * 3, backend="tpu")  # noqa: E731
+    make()(x)
+    misses, hits = cache.misses, cache.hits
+    torch._dynamo.reset()
+    make()(x)
+    assert (cache.misses, cache.hits) == (misses, hits + 1)
+
+
+def test_retain_graph_runs_backward_twice():
+    model = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()).to("tpu"))
+    x = torch.randn(4, 4).to("tpu").requires_grad_()
+    out = model(x).sum()
+    out.backward(retain_graph=True)
+    once = x.grad.cpu().clone()
+    out.backward()
+    close(x.grad, 2 * once)
+
+
+def test_tensors_made_on_the_cpu_inside():
+    @torch.compile(backend="tpu")
+    def f(x):
+        table = torch.arange(4, dtype=torch.float32)  # on the CPU
+        return x + table.sum(), table * 2
+
+    a, b = f(torch.ones(2).to("tpu"))
+    close(a, torch.full((2,), 7.0))
+    assert b.device.type == "cpu" and b.tolist() == [0, 2, 4, 6]
+
+
+def test_functions_of_a_notebook_cell():
+    scope = {"torch": torch}
+    exec("def cell(x):\n    return torch.exp(x).sum()", scope)
+    close(torch.compile(scope["cell"])(torch.zeros(3).to("tpu")), torch.tensor(3.0))
+
+
+def test_default_backend_and_modes():
+    x = torch.ones(3).to("tpu")
+    for mode in ("default", "reduce-overhead", "max-autotune"):
+        torch._dynamo.reset()
+        close(torch.compile(lambda x: x + 1, mode=mode)(x), torch.full((3,), 2.0))
+        close(torch.compile(lambda x: x + 2, mode=mode, backend="tpu")(x), torch.full((3,), 3.0))
+    close(torch.compile(lambda x: x + 3, backend="inductor")(x), torch.full((3,), 4.0))
+    close(torch.compile(lambda x: x + 4, options={"name": "four", "num_dynamic_buckets": 2})(x), torch.full((3,), 5.0))
+
+
+def test_options():
+    seen = []
+    options = {"async_compile": False, "serializable": True, "debug_callback": seen.append, "name": "named_program"}
+    f = torch.compile(lambda x: x * 5, backend="tpu", options=options)
+    close(f(torch.ones(2).to("tpu")), torch.full((2,), 5.0))
+    assert len(seen) == 1
+    newest = max(cache.programs.values(), key=lambda p: p.used if p.view.kind == "compiled" else 0)
+    assert "named_program" in newest.hlo()
+    with pytest.raises(Exception, match="no option 'fast'.*num_dynamic_buckets.*custom_compiler_options"):
+        torch.compile(lambda x: x, backend="tpu", options={"fast": 1})(torch.ones(2).to("tpu") + 1)
+    with pytest.raises(RuntimeError, match="Unexpected optimization option fast"):
+        torch.compile(lambda x: x, options={"fast": 1})
+    assert tpu_compile.check({"bucket-size": 64}) == {"bucket_size": 64}
+
+
+def test_cpu_users_see_no_change(monkeypatch):
+    called = []
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda gm, inputs, **_: called.append(1) or gm.forward)
+    assert torch.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2, 2]
+    assert called == [1]
+    assert torch.compile(lambda x: x + 1, backend="tpu")(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_miss_is_explained():
+    f = torch.compile(lambda x: torch.cos(x) * 2, backend="tpu", dynamic=False)
+    f(torch.ones(32, 3).to("tpu"))
+    f(torch.ones(31, 3).to("tpu"))
+    newest = max(cache.programs.values(), key=lambda p: p.used)
+    assert newest.cause == "shape" and "f32[31,3], was f32[32,3]" in newest.why and "drop_last" in newest.why
+    assert "test_compile.py:" in newest.site

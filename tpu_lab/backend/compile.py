@@ -1,0 +1,162 @@
+"""torch.compile on "tpu": a Dynamo backend over AOTAutograd, lowered by the same table into the same cache.
+
+`torch.compile(model, backend="tpu")`, and plain `torch.compile(model)` or `backend="inductor"` when an input lies on
+"tpu": Inductor has no code for this device. CPU users see no change: the choice is made from the graph that Dynamo
+hands over, and without a tensor on "tpu" the original Inductor call goes on untouched.
+
+How it hooks in, least invasive first: `import tpu_lab` must not import torch._dynamo (seconds), so nothing is registered
+then. `torch.compile` makes one of two small objects of class `torch._TorchCompileWrapper` (a named backend) or
+`torch._TorchCompileInductorWrapper` (the default); their `__init__` is wrapped to call `ready()` first, which registers
+the backend and tells Dynamo not to trace into this package and jax; the latter's `__call__` chooses by device.
+
+AOTAutograd makes the graph functional, keeps writes to inputs as `copy_` at the end, and splits forward and backward.
+Activations cheap to recompute are recomputed (min-cut); random ops never are, so dropout masks agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import torch
+
+KNOWN = ("async_compile", "num_dynamic_buckets", "bucket_size", "serializable", "debug_callback", "name")
+"""TorchTPU's option keys. Here `name` names the program, and `debug_callback(graph_module)` is called with each graph;
+the others change nothing: programs are always in the disk tier, compiled when first called, once for each shape."""
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_SKIP = ("jax", "jaxlib", "numpy", "ml_dtypes", "tpu_lab.backend", "tpu_lab.trace", "tpu_lab.profile")
+
+
+class UnknownOption(RuntimeError):
+    """`torch.compile(options=...)` has a key that backend "tpu" does not know."""
+
+
+def backend(gm: torch.fx.GraphModule, example_inputs, *, mode: str | None = None, options: dict | None = None):
+    """The Dynamo backend "tpu": an FX graph and fake inputs -> a callable.
+
+    mode: any of torch.compile's; XLA has one way to compile, so it changes nothing. options: see KNOWN.
+    UnknownOption, or ValueError for an unknown mode. A graph without a tensor on "tpu" runs as it is.
+    """
+    ready()
+    if mode not in (None, *MODES):
+        raise ValueError(f"torch.compile(mode={mode!r}): use one of {', '.join(MODES)}")
+    options = check(options)
+    if not on_tpu(gm, example_inputs):
+        return gm.forward
+    return _compile(gm, example_inputs, options)
+
+
+def check(options: dict | None) -> dict:
+    """The options with "_" for "-". UnknownOption names the known ones."""
+    options = {key.replace("-", "_"): value for key, value in (options or {}).items()}
+    for key in options:
+        if key not in KNOWN:
+            raise UnknownOption(
+                f'torch.compile(backend="tpu") has no option {key!r}: it takes {", ".join(KNOWN)}. For options of the XLA '
+                "compiler use torch.tpu.compiler.custom_compiler_options({...}) around the first call"
+            )
+    return options
+
+
+def on_tpu(gm: torch.fx.GraphModule, example_inputs) -> bool:
+    """Does the graph see a tensor on "tpu": an input, a parameter, or one it makes?"""
+
+    def found(value) -> bool:
+        if isinstance(value, (list, tuple)):
+            return any(map(found, value))
+        return isinstance(value, torch.Tensor) and value.device.type == "tpu"
+
+    if found(list(example_inputs)):
+        return True
+    return any(found(node.meta.get("example_value", node.meta.get("val"))) for node in gm.graph.nodes)
+
+
+def _compile(gm, example_inputs, options):
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    from tpu_lab.backend.compiled import CompiledGraph
+    from tpu_lab.backend.compiled_records import Link
+
+    name, link = options.get("name", ""), Link()
+    donatable: list[int] = []
+
+    def compiler(phase):
+        def compile_graph(graph, inputs):
+            if callable(options.get("debug_callback")):
+                options["debug_callback"](graph)
+            if phase == "forward":
+                donatable[:] = _dying_activations()
+            return CompiledGraph(graph, phase, name, donatable if phase == "backward" else (), link).boxed()
+
+        return compile_graph
+
+    return aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+
+
+def _dying_activations() -> list[int]:
+    """Backward arguments that only autograd holds: their memory may be taken, unless the user keeps the graph.
+
+    AOTAutograd works them out for Inductor, and then refuses `backward(retain_graph=True)`. We look at the reference
+    counts of each call instead (`compiled.py`), so its list is taken over and emptied.
+    """
+    context = torch._guards.TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None or not metadata.bw_donated_idxs:
+        return []
+    found, metadata.bw_donated_idxs = list(metadata.bw_donated_idxs), []
+    return found
+
+
+# --- the way in -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def ready() -> None:
+    """Make Dynamo know the backend and leave our own code and jax alone. Imports torch._dynamo: seconds, the first time."""
+    import torch._dynamo
+    from torch._dynamo import trace_rules
+    from torch._dynamo.backends import registry
+
+    if "tpu" not in registry._COMPILER_FNS:
+        registry.register_backend(backend, name="tpu")
+    for module in _SKIP:
+        trace_rules.add(module)
+
+
+def install() -> None:
+    """Wrap torch.compile's two wrapper classes. Called once, when the device is registered."""
+    named, default = torch._TorchCompileWrapper, torch._TorchCompileInductorWrapper
+    named_init, default_init, default_call = named.__init__, default.__init__, default.__call__
+
+    @functools.wraps(named_init)
+    def init_named(self, *args, **kwargs):
+        ready()
+        named_init(self, *args, **kwargs)
+
+    @functools.wraps(default_init)
+    def init_default(self, mode, options, dynamic, *args, **kwargs):
+        ready()
+        ours = {k: v for k, v in (options or {}).items() if k.replace("-", "_") in KNOWN}
+        theirs = {k: v for k, v in (options or {}).items() if k not in ours}
+        default_init(self, mode, theirs, dynamic, *args, **kwargs)
+        self.tpu_options = ours
+
+    @functools.wraps(default_call)
+    def call_default(self, model_, inputs_, **kwargs):
+        ours = getattr(self, "tpu_options", {})
+        if on_tpu(model_, inputs_):
+            return backend(model_, inputs_, options=ours)
+        if ours:
+            self.apply_options(ours)  # Inductor's own error for keys it does not know
+        return default_call(self, model_, inputs_, **kwargs)
+
+    named.__init__, default.__init__, default.__call__ = init_named, init_default, call_default
+    if "torch._dynamo" in sys.modules:
+        ready()

@@ -1,0 +1,372 @@
+"""A compiled graph at work: FX graph -> one jax.jit program per geometry of its arguments, and a cheap call of it.
+
+A *plan* belongs to one set of windows (base, size, stride, offset of each argument) and holds the program and the
+recipe of the results: which are fresh arrays, which are arguments themselves or views of their storage, which
+arguments the graph writes. AOTAutograd has made the graph functional up to `copy_` into its arguments at the end, so
+a write is a new value in the argument's cell. Calls with equal windows only collect arrays, launch and wrap.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tpu_lab import trace
+from tpu_lab.backend import (
+    causes,
+    compiled_records,
+    dtypes,
+    executor,
+    fxgraph,
+    host,
+    lowering,
+    precision,
+    rng,
+    state,
+    storage,
+    where,
+)
+from tpu_lab.backend.cache import Program, cache, digest
+from tpu_lab.backend.storage import Cell
+from tpu_lab.backend.window import Window, contiguous_strides, window
+
+Tensor = torch.Tensor
+_graph_ids = itertools.count()
+_geometry: dict[tuple, int] = {}  # what a plan is made for -> a small number that stands for it in the cache key
+_no_random = None  # a resident array for programs that draw nothing
+
+
+@dataclass(slots=True)
+class Recipe:
+    """What tracing found out; kept with the program (Program.extra)."""
+
+    used: int = 0  # random numbers drawn
+    written: tuple[int, ...] = ()  # array arguments that the graph writes
+    results: list[tuple] = field(default_factory=list)  # see CompiledGraph._recipe
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """Everything a call with one geometry needs."""
+
+    local: tuple
+    windows: list[Window | None]  # None: not a tensor
+    first: tuple[int, ...]  # for each array argument of the program: the call's argument it is read from
+    array_of: list[int]  # for each argument of the call: the program's array argument, -1 if it is no tensor
+    donate: tuple[int, ...]  # array arguments whose memory the program may take
+    programs: list = field(default_factory=lambda: [None, None])  # without donation, with it
+
+
+class CompiledGraph:
+    """A boxed callable over a graph's arguments. phase: "forward" | "backward" | "inference"."""
+
+    def __init__(self, module, phase: str, name: str = "", donatable=(), link=None):
+        self.module, self.phase, self.name = module, phase, name
+        self.text = fxgraph.structure(module)
+        self.id = digest((self.text,)) if self.text is not None else f"graph{next(_graph_ids)}"
+        self.placeholders = [n.name for n in module.graph.nodes if n.op == "placeholder"]
+        outputs = next(n for n in reversed(module.graph.nodes) if n.op == "output").args[0]
+        outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        self.on_cpu = [_device(n) == "cpu" for n in outputs]
+        self.output_bases = list(filter(None, map(_base, dict.fromkeys(n for n in outputs if n is not None))))
+        self.written = fxgraph.written(module)
+        self.donatable = tuple(donatable)
+        self.link = link  # compiled_records.Link: the forward call that a backward belongs to
+        self.infos = None
+        self.plans: dict[tuple, Plan] = {}
+        self.last: Plan | None = None
+
+    def boxed(self):
+        """A plain function for AOTAutograd, which may empty the list of arguments."""
+
+        def call(args: list) -> list:
+            return self(args)
+
+        call._boxed_call = True
+        return call
+
+    def __call__(self, args: list) -> list:
+        """Run on real arguments; `args` is emptied, so that what nobody else holds may be reused."""
+        with state.lock:
+            active = trace.active
+            start = time.perf_counter_ns() if active is not None else 0
+            if executor.graph.nodes:
+                executor.flush("compiled")
+            key, cells = self._geometry(args)
+            plan = self.last
+            if plan is None or plan.local != key:
+                plan = self.last = self.plans.get(key) or self._plan(key, args, cells)
+            arrays = [executor.resolve(cells[i]) if cells[i].__class__ is Cell else cells[i] for i in plan.first]
+            program, made = self._program(plan, arrays, args)
+            recipe = program.extra
+            seed = _next_seed(recipe.used)
+            before = time.perf_counter_ns() if active is not None else 0
+            if recipe.written:
+                with executor._no_interrupt():
+                    out, token = program.call(seed, *arrays)
+                    _write_back(plan, recipe, args, cells, out)
+            else:
+                out, token = program.call(seed, *arrays)
+            if active is not None:
+                after, donated = time.perf_counter_ns(), len(plan.donate) if program is plan.programs[1] else 0
+                counts = len(arrays), len(out), donated
+                compiled_records.write(self, active, program, made, start, before, after, counts, token)
+            if state.mode() is state.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
+                jax.block_until_ready(token)
+            results = _results(plan, recipe, args, out)
+            args.clear()
+            return results
+
+    def _geometry(self, args):
+        """(the key that a plan is found by, for each argument its Cell, numpy value, or None)."""
+        key: list = []
+        cells: list = []
+        for a in args:
+            if isinstance(a, Tensor):
+                try:
+                    cell = a.untyped_storage()._tpu
+                except AttributeError:
+                    if a.device.type == "tpu":
+                        cell = storage.cell(a)
+                    else:
+                        key.append((a.shape, a.dtype))
+                        cells.append(np.array(host.to_numpy(a), copy=True))
+                        continue
+                cells.append(cell)
+                key.append((cell.base, a.shape, a.stride(), a.storage_offset(), a.dtype))
+            else:
+                cells.append(None)
+                key.append((a.__class__, a))
+        if len(set(map(id, cells))) != len(cells):
+            key.append(_aliases(cells))
+        key.append((precision.level, state.compiler_options, torch.get_default_dtype()))
+        return tuple(key), cells
+
+    # --- making a plan -------------------------------------------------------------------------------------------
+
+    def _plan(self, key, args, cells) -> Plan:
+        windows, first, number, array_of = [], [], {}, []
+        for i, (a, cell) in enumerate(zip(args, cells, strict=True)):
+            if cell is None:
+                windows.append(None)
+                array_of.append(-1)
+                continue
+            if cell.__class__ is Cell:
+                windows.append(storage.window_of(a, cell.base))
+            else:
+                shape, stride = tuple(a.shape), contiguous_strides(a.shape)
+                windows.append(window(storage.layout(shape, stride, a.dtype)[0], shape, stride, 0, a.dtype))
+            if id(cell) not in number:
+                number[id(cell)] = len(first)
+                first.append(i)
+            array_of.append(number[id(cell)])
+        plan = self.plans[key] = Plan(key, windows, tuple(first), array_of, ())
+        plan.donate = self._donations(plan, cells)
+        return plan
+
+    def _donations(self, plan: Plan, cells) -> tuple[int, ...]:
+        """Array arguments whose memory a result can take: those written, and dying activations where a result of
+        equal shape and dtype waits."""
+        room: dict = {}
+        for base in self.output_bases:
+            room[base] = room.get(base, 0) + 1
+        donated = {plan.array_of[i] for i in self.written if cells[i].__class__ is Cell}
+        for i in self.donatable:
+            base = plan.windows[i].base if plan.windows[i] is not None else None
+            if cells[i].__class__ is Cell and plan.array_of[i] not in donated and room.get(base, 0) > 0:
+                room[base] -= 1
+                donated.add(plan.array_of[i])
+        return tuple(sorted(donated))
+
+    def _program(self, plan: Plan, arrays, args):
+        """(the program to launch, the same if it was made now else None)."""
+        donate = plan.donate
+        if donate and self.phase == "backward" and torch._C._autograd._get_current_graph_task_keep_graph():
+            donate = ()  # retain_graph=True: the activations will be read again
+        for n in donate:
+            if sys.getrefcount(arrays[n]) > _HELD:
+                donate = ()
+                break
+        program = plan.programs[bool(donate)]
+        if program is not None and program.key in cache.programs:
+            cache.hits += 1
+            cache.clock = program.used = cache.clock + 1
+            return program, None
+        key = ("compiled", self.id, _geometry.setdefault(plan.local, len(_geometry)), donate, state.compiler_options)
+        found, made = cache.get(key), None
+        if found is None:
+            found = made = self._make(key, plan, arrays, args, donate)
+        plan.programs[bool(donate)] = found
+        return found, made
+
+    def _make(self, key, plan: Plan, arrays, args, donate) -> Program:
+        recipe = Recipe()
+
+        def run(seed, *arrays):
+            return self._trace(plan, recipe, args, seed, arrays)
+
+        run.__name__ = self.name or f"torch_compile_{self.phase}"
+        options = dict(state.compiler_options) or None
+        jitted = jax.jit(run, donate_argnums=tuple(1 + n for n in donate), compiler_options=options)
+        infos, site = self.describe(), where.site()
+        leaves = tuple((n, repr(w)) for n, w in zip(self.placeholders, plan.windows, strict=True) if w is not None)
+        ops = tuple((i.name, i.inputs, i.static) for i in infos)
+        view = causes.View("compiled", (site.file, site.line), ops, leaves, (), donate, state.compiler_options)
+        flops, nbytes = sum(i.flops for i in infos), sum(a.nbytes for a in arrays)
+        program = cache.add(key, jitted, (_next_seed(0), *arrays), view, flops, nbytes)
+        program.extra = recipe
+        return program
+
+    def describe(self) -> list[fxgraph.OpInfo]:
+        """What the records say of each op, worked out once."""
+        if self.infos is None:
+            self.infos = fxgraph.describe(self.module)
+        return self.infos
+
+    def _trace(self, plan: Plan, recipe: Recipe, args, seed, arrays):
+        """Inside jax.jit: the graph over tensors that hold tracers. Fills the recipe; gives the arrays to keep."""
+        cells = [Cell(array, plan.windows[i].base) for i, array in zip(plan.first, arrays, strict=True)]
+        context = state.Tracing(seed[0], seed[1])
+        below = torch._C._AutoDispatchBelowAutograd
+        with _disable_current_modes(), state.tracing(context), torch.no_grad(), below():
+            storages: dict[int, object] = {}
+            inputs = []
+            for a, w, n in zip(args, plan.windows, plan.array_of, strict=True):
+                if w is None:
+                    inputs.append(a)
+                    continue
+                if n not in storages:
+                    storages[n] = storage.new_storage(w.base.nbytes)
+                    storages[n]._tpu = cells[n]
+                inputs.append(storage.carrier(storages[n], w))
+            outputs = fxgraph.execute(self.module, inputs)
+            changed = [n for n, array in enumerate(arrays) if cells[n].value is not array]
+            out = [executor.traced(cells[n]) for n in changed]
+            recipe.written, recipe.used = tuple(changed), context.used
+            recipe.results = self._recipe(outputs, inputs, cells, out)
+        return out, jnp.zeros((), jnp.uint8)  # the second is ready when the program is: nobody else holds it
+
+    def _recipe(self, outputs, inputs, cells, out) -> list[tuple]:
+        """How to make each result. Appends to `out` the arrays it needs.
+
+        ("new", array, base, size, stride, offset, dtype), ("arg", argument), ("same", result), ("const", value),
+        ("cpu", array, dtype), ("view of arg", array argument, size, stride, offset, dtype), ("view of out", result, ...)
+        """
+        results: list[tuple] = []
+        argument = {id(t): i for i, t in enumerate(inputs) if isinstance(t, Tensor)}
+        source = {id(c): i for i, c in enumerate(cells)}
+        seen: dict[int, int] = {}  # a cell of the trace -> the output that carries it
+        for position, (t, on_cpu) in enumerate(zip(outputs, self.on_cpu, strict=True)):
+            if not isinstance(t, Tensor):
+                results.append(("const", t))
+                continue
+            if id(t) in argument:
+                results.append(("arg", argument[id(t)]))
+                continue
+            cell = storage.cell(t)
+            geometry = tuple(t.shape), tuple(t.stride()), t.storage_offset()
+            if on_cpu:
+                results.append(("cpu", len(out), t.dtype))
+                out.append(storage.window_of(t, cell.base).read(executor.traced(cell)))
+            elif id(cell) in source:
+                results.append(("view of arg", source[id(cell)], *geometry, t.dtype))
+            elif id(cell) in seen:
+                other = seen[id(cell)]
+                same = outputs[other] is t
+                results.append(("same", other) if same else ("view of out", other, *geometry, t.dtype))
+            else:
+                seen[id(cell)] = position
+                results.append(("new", len(out), cell.base, *geometry, t.dtype))
+                out.append(lowering.cast(executor.traced(cell), cell.base.jdtype))
+        return results
+
+
+def _next_seed(used: int):
+    """(seed, counter) for a program that draws `used` random numbers, and take them."""
+    global _no_random
+    if not used:
+        if _no_random is None:
+            _no_random = jnp.zeros((2,), jnp.int64)
+        return _no_random
+    g = rng.default
+    pair = np.array([rng._signed(g.seed), g.counter + 1], np.int64)
+    g.counter += used
+    return pair
+
+
+def _write_back(plan: Plan, recipe: Recipe, args, cells, out) -> None:
+    """New values of written arguments into their cells; to the CPU for an argument there (an optimizer's step count)."""
+    for n, array in zip(recipe.written, out, strict=False):
+        i = plan.first[n]
+        if cells[i].__class__ is Cell:
+            cells[i].value = array
+        else:
+            with torch.no_grad():
+                args[i].copy_(host.from_numpy(np.asarray(array), args[i].dtype))
+
+
+def _results(plan: Plan, recipe: Recipe, args, out) -> list:
+    results: list = []
+    for r in recipe.results:
+        what = r[0]
+        if what == "new":
+            results.append(storage.make(out[r[1]], r[2], r[3], r[4], r[6], r[5]))
+        elif what == "arg":
+            results.append(args[r[1]])
+        elif what == "same":
+            results.append(results[r[1]])
+        elif what == "const":
+            results.append(r[1])
+        elif what == "cpu":
+            results.append(host.from_numpy(np.asarray(out[r[1]]), r[2]))
+        else:
+            owner = args[plan.first[r[1]]] if what == "view of arg" else results[r[1]]
+            results.append(_view(owner, *r[2:]))
+    return results
+
+
+def _view(owner, size, stride, offset, dtype):
+    """A view that shares the owner's version counter, so that autograd sees writes to what it saved."""
+    with torch.no_grad():
+        if owner.dtype == dtype:
+            return torch.as_strided(owner, size, stride, offset)
+    out = storage._create((), dtype)
+    storage.set_metadata(out, owner.untyped_storage(), offset, size, stride)
+    return out
+
+
+def _aliases(cells) -> tuple[int, ...]:
+    """For each argument the first one on the same storage; -1 for what is no tensor."""
+    first: dict[int, int] = {}
+    return tuple(-1 if c is None else first.setdefault(id(c), i) for i, c in enumerate(cells))
+
+
+def _device(node) -> str:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value.device.type if isinstance(value, Tensor) else ""
+
+
+def _base(node):
+    """The base that a result of these strides gets; None for symbolic sizes."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    if not isinstance(value, Tensor) or not all(type(n) is int for n in (*value.shape, *value.stride())):
+        return None
+    return storage.layout(tuple(value.shape), tuple(value.stride()), value.dtype)[0]
+
+
+def _calibrate() -> int:
+    """What getrefcount says of an array that only a cell and the call's list hold."""
+    cell = Cell(jnp.zeros(()), None)
+    arrays = [executor.resolve(c) for c in [cell]]
+    return sys.getrefcount(arrays[0])
+
+
+_HELD = _calibrate()

@@ -1,0 +1,43 @@
+"""The records of a compiled launch: one OpRecord for each node of the graph, then the launch itself."""
+
+from __future__ import annotations
+
+import time
+
+from tpu_lab import trace
+from tpu_lab.backend import executor, recorder, where
+
+
+class Link:
+    """Ties a backward graph to the forward call it belongs to: the record index of each forward op by sequence number."""
+
+    def __init__(self):
+        self.owner, self.ops = None, {}
+
+
+def write(graph, active: trace.Trace, program, made, start, before, after, counts, token) -> None:
+    """Append the records of one launch. counts: (inputs, outputs, donated)."""
+    began = time.perf_counter_ns()
+    launch, site = executor.launches_so_far(active), where.site(2)
+    phase = "backward" if graph.phase == "backward" else recorder.phase or "forward"
+    first = active.meta.get("ops", 0)
+    infos, link = graph.describe(), graph.link
+    active.meta["ops"] = first + len(infos)
+    known = link.ops if phase == "backward" and link.owner is active else {}
+    each = 0
+    for index, info in enumerate(infos, first):
+        file, line, code = (info.file, info.line, info.code) if info.file else site
+        record = trace.OpRecord(
+            index, info.name, info.inputs, info.outputs, info.static, info.kind, info.module, file, line, code, phase,
+            known.get(info.seq), launch, info.flops, info.nbytes, start, each,
+        )  # fmt: skip
+        active.add("ops", record)
+        each = each or time.perf_counter_ns() - began
+    if phase == "forward":
+        link.owner, link.ops = active, {}
+        for index, info in enumerate(infos, first):
+            link.ops.setdefault(info.seq, index)
+    waiting = active.meta.get("unlaunched", [])
+    active.meta["unlaunched"] = list(range(first, first + len(infos)))
+    executor._record(active, program, made, "compiled", "compiled", site, start, before, after, *counts, len(infos), token)
+    active.meta["unlaunched"] = waiting

@@ -1,0 +1,246 @@
+"""An FX graph of AOTAutograd as ours: run it node by node on "tpu" tensors, and what the records say of each node."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import math
+import operator
+import re
+from dataclasses import dataclass
+
+import jax
+import torch
+from torch.fx import Node
+
+from tpu_lab.backend import dispatch, dtypes, registry, storage
+
+_aten = torch.ops.aten
+_SIZES = {
+    _aten.sym_size.int: lambda t, d: int(t.shape[d]),
+    _aten.sym_stride.int: lambda t, d: int(t.stride(d)),
+    _aten.sym_numel.default: lambda t: int(t.numel()),
+    _aten.sym_storage_offset.default: lambda t: int(t.storage_offset()),
+}
+_FRAME = re.compile(r'File "(.+)", line (\d+)')
+VIEWS = frozenset(
+    "t transpose permute view _unsafe_view expand squeeze unsqueeze slice select split unbind as_strided alias detach "
+    "diagonal unfold split_with_sizes reshape".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """What is known of one node before it runs: the fields of an OpRecord that no launch changes."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    static: tuple[str, ...]
+    kind: str
+    module: str
+    file: str
+    line: int
+    code: str
+    seq: int  # autograd sequence number, the same for an op and its backward; -1 if unknown
+    flops: int
+    nbytes: int
+
+
+def execute(module: torch.fx.GraphModule, inputs: list) -> list:
+    """Run the graph on tensors whose storages hold tracers (the caller is inside `state.tracing`); its outputs."""
+    values: dict[Node, object] = {}
+    fill = functools.partial(torch.fx.node.map_arg, fn=values.__getitem__)
+    given = iter(inputs)
+    index = 0
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = functools.reduce(getattr, node.target.split("."), module)
+        elif node.op == "output":
+            outputs = fill(node.args[0])
+            return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        else:
+            args, kwargs = fill(node.args), fill(node.kwargs)
+            with jax.named_scope(f"{index}:{name_of(node.target)}") if is_op(node) else _NOTHING:
+                values[node] = _call(node.target, args, kwargs)
+            index += is_op(node)
+    raise AssertionError("an FX graph without an output node")
+
+
+class _Nothing:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        return False
+
+
+_NOTHING = _Nothing()
+
+
+def _call(target, args, kwargs):
+    if target in _SIZES:
+        return _SIZES[target](*args)
+    if isinstance(kwargs.get("device"), torch.device):
+        # what the user made on the CPU is computed in the program too, and copied to the CPU at the end
+        kwargs = {**kwargs, "device": storage.DEVICE}
+    if target is torch.ops.prims.device_put.default:
+        return args[0]
+    return target(*args, **kwargs)
+
+
+def is_op(node: Node) -> bool:
+    """Does the node compute (or view) tensors? Not: list access, sizes, Python arithmetic on them."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator))
+        and node.target not in _SIZES
+    )
+
+
+def name_of(target) -> str:
+    """aten.addmm.default: as in eager records."""
+    if isinstance(target, torch._ops.OpOverload):
+        return f"{target._schema.name.replace('::', '.')}.{target._overloadname}"
+    return getattr(target, "__name__", str(target))
+
+
+def describe(module: torch.fx.GraphModule) -> list[OpInfo]:
+    """One OpInfo for each computing node, in order (the index is that of the node's named_scope)."""
+    return [_info(node) for node in module.graph.nodes if is_op(node)]
+
+
+def _info(node: Node) -> OpInfo:
+    operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    outputs = _tensors(node.meta.get("val"))
+    nbytes = sum(map(_nbytes, outputs)) + sum(_nbytes(n.meta["val"]) for n in operands)
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    file, line = _frame(node.meta.get("stack_trace") or node.meta.get("fwd_stack_trace") or "")
+    kind, static, flops = "elementwise", (), 0
+    if isinstance(node.target, torch._ops.OpOverload):
+        kind, static, flops = _kind(node.target), tuple(_static(node)), _flops(node)
+    return OpInfo(
+        name_of(node.target), tuple(_aval(n.meta["val"]) for n in operands), tuple(map(_aval, outputs)), static, kind,
+        _module(stack), file, line, linecache.getline(file, line).strip() if file else "", node.meta.get("seq_nr", -1),
+        flops, nbytes,
+    )  # fmt: skip
+
+
+def _kind(target) -> str:
+    if target._schema.name.split("::")[1] in VIEWS:
+        return "movement"
+    return dispatch.record_of(target).kind
+
+
+def _tensors(value) -> list:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
+
+
+def _concrete(shape) -> tuple[int, ...]:
+    """Sizes as ints; a symbolic one as the value it was traced with."""
+    return tuple(n if isinstance(n, int) else n.node.hint if n.node.has_hint() else 0 for n in shape)
+
+
+def _aval(tensor) -> str:
+    return dtypes.aval(_concrete(tensor.shape), tensor.dtype)
+
+
+def _nbytes(tensor) -> int:
+    return math.prod(_concrete(tensor.shape)) * tensor.dtype.itemsize
+
+
+def _static(node: Node):
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        if not _has_node(value) and value is not None and not isinstance(value, torch.device):
+            yield f"{argument.name}={value}"
+    for key, value in node.kwargs.items():
+        if not _has_node(value) and value is not None and key not in ("device", "layout", "pin_memory"):
+            yield f"{key}={value}"
+
+
+def _has_node(value) -> bool:
+    return isinstance(value, Node) or (isinstance(value, (list, tuple)) and any(map(_has_node, value)))
+
+
+def _flops(node: Node) -> int:
+    """By PyTorch's own formulas (torch.utils.flop_counter), as for eager ops; 0 where there is none."""
+    formula = dispatch.record_of(node.target).flop_formula
+    if formula is None:
+        return 0
+
+    def meta(n):
+        value = n.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return torch.empty(_concrete(value.shape), dtype=value.dtype, device="meta")
+        return value
+
+    try:
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), meta)
+        value = node.meta["val"]
+        out = meta(node) if isinstance(value, torch.Tensor) else tuple(
+            torch.empty(_concrete(v.shape), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v for v in value
+        )  # fmt: skip
+        return int(formula(*args, **kwargs, out_val=out))
+    except Exception:  # a formula that does not know this form of the call: no figure rather than a wrong one
+        return 0
+
+
+def _module(stack) -> str:
+    """The nn.Module path of the innermost module: "h.0.attn" from "L['self'].h[0].attn"."""
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    path = re.sub(r"^L\['\w+'\]|^L__\w+?__(?=\w)", "", path)
+    path = re.sub(r"(^|\.)_modules\b", "", path)
+    path = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    return path.replace("._orig_mod", "").strip(".")
+
+
+def _frame(trace: str) -> tuple[str, int]:
+    """The innermost frame of a stack trace that Dynamo noted."""
+    found = _FRAME.findall(trace)
+    return (found[-1][0], int(found[-1][1])) if found else ("", 0)
+
+
+def written(module: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Positions of the placeholders that some node writes (AOTAutograd's `copy_` at the end)."""
+    placeholders = {n: i for i, n in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
+    found = set()
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            names = [a.name for a in node.target._schema.arguments]
+            given = dict(zip(names, node.args, strict=False)) | node.kwargs
+            for name in registry.writes(node.target):
+                value = given.get(name)
+                found |= {placeholders[n] for n in (value if isinstance(value, (list, tuple)) else [value]) if n in placeholders}
+    return tuple(sorted(found))
+
+
+def structure(module: torch.fx.GraphModule) -> str | None:
+    """A text equal for graphs that compute the same, or None where it holds tensors or graphs of its own."""
+    parts = []
+    number: dict[Node, int] = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            return None
+        number[node] = len(number)
+        if node.op == "placeholder":
+            parts.append("in")
+            continue
+        args = torch.fx.node.map_arg((node.args, tuple(sorted(node.kwargs.items()))), lambda n: _Number(number[n]))
+        target = name_of(node.target) if is_op(node) else _python_name(node.target)
+        parts.append(f"{target}{args!r}")
+    return "\n".join(parts)
+
+
+def _python_name(target) -> str:
+    return "getitem" if target is operator.getitem else str(target)
+
+
+class _Number(int):
+    def __repr__(self):
+        return f"%{int(self)}"
