@@ -12,7 +12,7 @@ import torch
 from torch.utils import flop_counter
 
 from tpu_lab import trace
-from tpu_lab.backend import decomp, executor, precision, recorder, registry, rng, signature, state, storage
+from tpu_lab.backend import decomp, executor, native, precision, recorder, registry, rng, signature, state, storage
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import window
 
@@ -133,6 +133,9 @@ def call(record: Record, args, kwargs):
         if record.multi:
             alias = aliases(cells)
             key.append(alias)
+        elif record.written and len(cells) > 1 and len(set(cells)) < len(cells):  # it reads what it writes
+            alias = aliases(cells)
+            key.append(alias)
         else:
             alias = None
         key = tuple(key)
@@ -191,7 +194,10 @@ def aliases(cells) -> tuple[int, ...]:
 def _build(record, args, kwargs, cells, key, alias):
     tensors = signature.tensors_in([*args, *kwargs.values()], [])
     windows = [window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)]
-    sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
+    try:
+        sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
+    except (RuntimeError, IndexError, TypeError, ValueError) as found:
+        raise native.error(record, args, kwargs) or found from None
     if len(_signatures) >= LIMIT:
         for old in list(_signatures)[: LIMIT // 4]:
             del _signatures[old]

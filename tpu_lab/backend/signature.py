@@ -17,13 +17,8 @@ import torch
 import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import dtypes, lowering, registry, rng, storage
-from tpu_lab.backend.window import Base, Window, contiguous_strides
-
-OVERLAP = (
-    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-    "Please clone() the tensor before performing the operation."
-)
+from tpu_lab.backend import dtypes, lowering, overlap, registry, rng, storage
+from tpu_lab.backend.window import Base, Window
 
 
 class Slot:
@@ -122,9 +117,7 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     sig.resize = [
         (i, tuple(m.shape)) for i, t, m in zip(sig.writes, written, wmetas, strict=True) if t.shape != m.shape
     ]
-    for i in sig.writes:
-        if windows[i].broadcast:
-            raise RuntimeError(OVERLAP)
+    overlap.check(record, windows, sig.writes, alias)
     fresh, sig.result = _results(record, given, declared)
     sig.fresh = [_fresh(m) for m in fresh]
     want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
