@@ -29,7 +29,7 @@ _LIBRARIES = tuple(
 _inside = tuple(os.path.join(_PACKAGE, part) for part in ("backend", "viz")) + tuple(
     os.path.join(_PACKAGE, f"{name}.py") for name in ("profile", "trace", "magic", "cli", "__init__", "metrics")
 )
-_is_user: dict[object, bool] = {}  # code object -> does it belong to the user
+_is_user: dict[str, bool] = {}  # file -> does it belong to the user
 
 
 def _user_code(code) -> bool:
@@ -48,9 +48,9 @@ def site(skip: int = 1) -> Site:
     frame = sys._getframe(skip)
     while frame is not None:
         code = frame.f_code
-        user = _is_user.get(code)
+        user = _is_user.get(code.co_filename)  # by file: Dynamo makes code objects that cannot be hashed
         if user is None:
-            user = _is_user[code] = _user_code(code)
+            user = _is_user[code.co_filename] = _user_code(code)
         if user:
             line = frame.f_lineno
             return Site(code.co_filename, line, linecache.getline(code.co_filename, line, frame.f_globals).strip())
