@@ -52,7 +52,11 @@ def compiles(m: Metrics) -> Finding | None:
     at least a quarter of the steps compile."""
     site_of = {r.index: m.site(r)[:2] for r in m.trace.launches}
     late_ones = _after_first(m)
-    again = [c for c in m.trace.compiles if c.launch in late_ones and c.tier == "compiled" and c.cause not in ("first", "live set") and not _last(c.why)]
+    again = [
+        c
+        for c in m.trace.compiles
+        if c.launch in late_ones and c.tier == "compiled" and c.cause not in ("first", "live set") and not _last(c.why)
+    ]
     if not again:
         return None
     (file, line), _ = Counter(site_of.get(c.launch, ("", 0)) for c in again).most_common(1)[0]
@@ -91,7 +95,11 @@ def _after_first(m: Metrics) -> set[int]:
 def last_batch(m: Metrics) -> Finding | None:
     """A fused or compiled program that was made for a smaller last batch, at a line that ran before."""
     late_ones = _after_first(m)
-    own = [c for c in m.trace.compiles if c.launch in late_ones and c.tier == "compiled" and c.cause == "shape" and _last(c.why)]
+    own = [
+        c
+        for c in m.trace.compiles
+        if c.launch in late_ones and c.tier == "compiled" and c.cause == "shape" and _last(c.why)
+    ]
     if not own:
         return None
     launch = next((r for r in m.trace.launches if r.index == own[0].launch), None)

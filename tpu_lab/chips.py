@@ -79,7 +79,7 @@ def peak(platform: str = "cpu", device: str = "", dtype: str = "f32") -> Peak | 
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def measured(dtype: str = "f32") -> Peak:
     """This machine's own matmul rate: the best of XLA's and PyTorch's, over several sizes, 1 s, kept on disk."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -89,7 +89,9 @@ def measured(dtype: str = "f32") -> Peak:
     if not isinstance(flops, (int, float)) or flops <= 0:
         flops = _measure(dtype)
         _write({**stored, key: flops})
-    return Peak(float(flops), dtype, f"this CPU\u2019s {dtype} matmul", f"measured here on {cpu_model()}, {cores} cores")
+    return Peak(
+        float(flops), dtype, f"this CPU\u2019s {dtype} matmul", f"measured here on {cpu_model()}, {cores} cores"
+    )
 
 
 def cpu_model() -> str:

@@ -12,7 +12,22 @@ from tpu_lab.trace import CompileRecord, LaunchRecord, OpRecord, Trace, WaitReco
 
 SCHEMA, VERSION = "tpu-lab-profile", 1
 _KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord}
-_META = ("name", "file", "line", "end_line", "mode", "platform", "compiler", "device", "jax", "cores", "error", "cpu", "peak", "version")
+_META = (
+    "name",
+    "file",
+    "line",
+    "end_line",
+    "mode",
+    "platform",
+    "compiler",
+    "device",
+    "jax",
+    "cores",
+    "error",
+    "cpu",
+    "peak",
+    "version",
+)
 
 
 def to_html(profile, path) -> None:
@@ -44,7 +59,9 @@ def read_json(path) -> Trace:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ValueError(f"{path} is not a profile of TPU Lab")
     if document["version"] > VERSION:
-        raise ValueError(f"{path} has schema version {document['version']}; this TPU Lab reads up to {VERSION}: update it")
+        raise ValueError(
+            f"{path} has schema version {document['version']}; this TPU Lab reads up to {VERSION}: update it"
+        )
     stored = document["trace"]
     trace = Trace(limit=stored["limit"], steps=stored["steps"], dropped=stored["dropped"], meta=document["meta"])
     trace.start_ns, trace.end_ns = stored["start_ns"], stored["end_ns"]
@@ -58,7 +75,9 @@ def read_json(path) -> Trace:
 
 
 def _table(records, kind) -> dict:
-    names = [f.name for f in fields(kind) if f.name != "hlo"]  # a program's text is not a record: fetched when asked for
+    names = [
+        f.name for f in fields(kind) if f.name != "hlo"
+    ]  # a program's text is not a record: fetched when asked for
     return {"fields": names, "rows": [[getattr(r, n) for n in names] for r in records]}
 
 
@@ -67,14 +86,21 @@ def to_perfetto(profile, path) -> None:
     trace, start = profile.trace, profile.trace.start_ns
 
     def event(track, name, begin, ns, **args):
-        return {"ph": "X", "pid": 1, "tid": track, "name": name[:60], "ts": round((begin - start) / 1e3, 3), "dur": round(ns / 1e3, 3)} | (
-            {"args": args} if args else {}
-        )
+        return {
+            "ph": "X",
+            "pid": 1,
+            "tid": track,
+            "name": name[:60],
+            "ts": round((begin - start) / 1e3, 3),
+            "dur": round(ns / 1e3, 3),
+        } | ({"args": args} if args else {})
 
     names = ("ops", "launches", "waits", "device")
     events = [{"ph": "M", "pid": 1, "tid": i, "name": "thread_name", "args": {"name": n}} for i, n in enumerate(names)]
     for op in trace.ops:
-        events.append(event(0, op_name(op.name), op.time_ns, op.host_ns or op.record_ns, at=place(op.file, op.line)[-40:]))
+        events.append(
+            event(0, op_name(op.name), op.time_ns, op.host_ns or op.record_ns, at=place(op.file, op.line)[-40:])
+        )
     begins, ends = profile.metrics.timeline.device
     for launch, begin, end in zip(trace.launches, begins.tolist(), ends.tolist()):
         host = launch.lookup_ns + launch.compile_ns + launch.dispatch_ns
@@ -82,7 +108,9 @@ def to_perfetto(profile, path) -> None:
         if launch.device_ns:
             events.append(event(3, f"launch {launch.index}", begin, end - begin, ops=len(launch.ops)))
     for wait in trace.waits:
-        events.append(event(2, wait.what, wait.time_ns, wait.wait_ns + wait.copy_ns, at=place(wait.file, wait.line)[-40:]))
+        events.append(
+            event(2, wait.what, wait.time_ns, wait.wait_ns + wait.copy_ns, at=place(wait.file, wait.line)[-40:])
+        )
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
     data = text.encode()
     Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

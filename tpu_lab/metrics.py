@@ -16,22 +16,20 @@ all that we know it can block in (waits, launches, and the backward pass, which 
 **Device intervals.** A launch runs from `ready_ns - device_ns` to `ready_ns`. Without `ready_ns` it starts when its
 dispatch returned, or when the launch before it was done, as the device runs one program at a time.
 
-**An op's time** is its share of its launch's device time by max(FLOPs, BALANCE x bytes); a view is free.
+An op's own time is its share of its launch: tpu_lab/costs.py.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from tpu_lab import costs
 from tpu_lab.chips import Peak
-from tpu_lab.place import family, op_name, stem
 from tpu_lab.trace import Trace
 
-BALANCE = 8.0  # FLOPs that cost as much as one byte: between a CPU core's and a cache's; only shares depend on it
 PARTS = ("compile", "device", "transfer", "dispatch", "Python", "idle")
 
 
@@ -96,7 +94,9 @@ class Timeline:
         layers = [compile_, self.device, (wait_begin, wait_end), host]
         self._unions = [_Union([layer for layer in layers[: k + 1]]) for k in range(4)]
         self._own = [_Union([layer]) for layer in layers]
-        self._blocking = _Union([(wait_begin, wait_end), (begin + lookup, done), _backward_spans(ops, op_begin, op_end)])
+        self._blocking = _Union(
+            [(wait_begin, wait_end), (begin + lookup, done), _backward_spans(ops, op_begin, op_end)]
+        )
         self._cpu = np.array(trace.meta.get("cpu") or [], dtype=np.float64).reshape(-1, 2)
 
     def split(self, start: int, end: int) -> Split:
@@ -165,33 +165,6 @@ def _backward_spans(ops, begin, end) -> tuple[np.ndarray, np.ndarray]:
     return begin[firsts], end[lasts]
 
 
-def op_times(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """(device ns of each op, position of its launch or -1), both by position in `trace.ops`."""
-    position = {record.index: i for i, record in enumerate(trace.ops)}
-    weight = np.maximum(
-        _array(r.flops if r.kind != "view" else 0 for r in trace.ops),
-        BALANCE * _array(r.bytes if r.kind != "view" else 0 for r in trace.ops),
-    )
-    owner = np.full(len(trace.ops), -1, dtype=np.int64)
-    for i, launch in enumerate(trace.launches):
-        for index in launch.ops:
-            if index in position:
-                owner[position[index]] = i
-    numbers = {record.index: i for i, record in enumerate(trace.launches)}
-    for i, record in enumerate(trace.ops):
-        if owner[i] < 0 and record.launch is not None:
-            owner[i] = numbers.get(record.launch, -1)
-    ran = owner >= 0
-    sums = np.bincount(owner[ran], weights=weight[ran], minlength=len(trace.launches))
-    counts = np.bincount(owner[ran], minlength=len(trace.launches))
-    device = _array(r.device_ns for r in trace.launches)
-    times = np.zeros(len(trace.ops))
-    total, n = sums[owner[ran]], counts[owner[ran]]
-    share = np.where(total > 0, weight[ran] / np.where(total > 0, total, 1), 1 / np.maximum(n, 1))
-    times[ran] = device[owner[ran]] * share
-    return times, owner
-
-
 def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]:
     """Steps by the calls profile() made, else by optimizer steps."""
     ends = [ns for what, ns in trace.marks if what == "call end"] or list(trace.steps)
@@ -252,8 +225,14 @@ class Metrics:
             return self.steady[-1]
         trace = self.trace
         return Step(
-            0, trace.start_ns, self.end_ns, (0, len(trace.ops)), (0, len(trace.launches)),
-            sum(r.cache != "hit" for r in trace.launches), False, self.whole,
+            0,
+            trace.start_ns,
+            self.end_ns,
+            (0, len(trace.ops)),
+            (0, len(trace.launches)),
+            sum(r.cache != "hit" for r in trace.launches),
+            False,
+            self.whole,
         )
 
     def ops_in(self, step: Step) -> list:
@@ -284,7 +263,7 @@ class Metrics:
 
     @cached_property
     def _op_times(self):
-        return op_times(self.trace)
+        return costs.op_times(self.trace)
 
     @cached_property
     def step_ops(self) -> np.ndarray:
@@ -354,67 +333,6 @@ class Metrics:
         return spent / max(1, len(self.step_ops)), spent / self.n
 
     @cached_property
-    def costs(self) -> list[Cost]:
+    def costs(self) -> list[costs.Cost]:
         """Device time a step by source line and way, largest first. Their sum is the launches' device time."""
-        return _costs(self)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one source line costs a step, forward or backward."""
-
-    name: str
-    file: str
-    line: int
-    code: str
-    phase: str
-    kind: str  # the kind that takes most of it
-    ops: int
-    ns: float
-    flops: float
-    bytes: float
-
-
-def _costs(m: Metrics) -> list[Cost]:
-    groups: dict[tuple, list[int]] = {}
-    for i in m.step_ops:
-        op = m.trace.ops[i]
-        if op.kind != "view":
-            groups.setdefault((op.file, op.line, op.phase), []).append(int(i))
-    out = []
-    for (file, line, phase), members in groups.items():
-        ops = [m.trace.ops[i] for i in members]
-        by_kind, by_name, by_stem = Counter(), Counter(), Counter()
-        for i, op in zip(members, ops):
-            by_kind[op.kind] += m.ops_time[i]
-            by_name[op_name(op.name)] += m.ops_time[i]
-            by_stem[stem(op.module)] += m.ops_time[i]
-        main = max(by_stem, key=by_stem.get)  # a line calls several modules: the costly one names it
-        heavy = [n for n, _ in by_name.most_common(3)]
-        name = family(op.module for op in ops if stem(op.module) == main)
-        name = name or ", ".join(heavy[:2]) + (" …" if len(heavy) > 2 else "")
-        if phase == "optimizer":
-            name = "optimizer step"
-        elif phase == "backward":
-            name += ", backward"
-        out.append(
-            Cost(
-                name, file, line, ops[0].code, phase, max(by_kind, key=by_kind.get), len(ops) // m.n,
-                sum(m.ops_time[i] for i in members) / m.n,
-                sum(op.flops for op in ops) / m.n, sum(op.bytes for op in ops) / m.n,
-            )
-        )
-    bare: dict[tuple, list] = {}
-    for step in m.steady or (m.span,):
-        for launch in m.launches_in(step):
-            if not launch.ops:
-                bare.setdefault((launch.file, launch.line), []).append(launch)
-    for (file, line), launches in bare.items():
-        flops = sum(r.flops for r in launches) / m.n
-        out.append(
-            Cost(
-                "compiled graph", file, line, launches[0].code, "forward", "matmul" if flops else "elementwise", 0,
-                sum(r.device_ns for r in launches) / m.n, flops, sum(r.bytes for r in launches) / m.n,
-            )
-        )
-    return sorted(out, key=lambda c: (-c.ns, c.file, c.line, c.phase))
+        return costs.by_line(self)

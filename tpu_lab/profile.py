@@ -33,7 +33,9 @@ class Profile:
     ended it, is named in the report; it is never swallowed.
     """
 
-    def __init__(self, trace: Trace | None = None, *, flops: float | None = None, peak_flops: float | None = None) -> None:
+    def __init__(
+        self, trace: Trace | None = None, *, flops: float | None = None, peak_flops: float | None = None
+    ) -> None:
         self.trace = Trace(meta={"recording": True}) if trace is None else trace
         self.value: Any = None
         self._flops, self._peak_flops = flops, peak_flops
@@ -139,12 +141,15 @@ class _Profiler:
     def __init__(self, steps: int, warmup: int, mode: str | None, limit: int, name: str | None, options: dict) -> None:
         self._steps, self._warmup, self._mode, self._limit, self._name = steps, warmup, mode, limit, name
         self._options = options
+        self.where: dict | None = None  # file, line, end_line for the report, when the caller knows better
         self._stack: contextlib.ExitStack | None = None
         self._profile: Profile | None = None
 
     def __enter__(self) -> Profile:
         if self._steps != 1 or self._warmup:
-            raise TypeError("a with block runs once: give steps= and warmup= with a function, tpu_lab.profile(fn, steps=3)")
+            raise TypeError(
+                "a with block runs once: give steps= and warmup= with a function, tpu_lab.profile(fn, steps=3)"
+            )
         return self._begin(sys._getframe(1))
 
     def __exit__(self, kind, error, traceback) -> None:
@@ -155,7 +160,9 @@ class _Profiler:
 
         @functools.wraps(fn)
         def profiled(*args, **kwargs):
-            profiler = _Profiler(self._steps, self._warmup, self._mode, self._limit, self._name or fn.__name__, self._options)
+            profiler = _Profiler(
+                self._steps, self._warmup, self._mode, self._limit, self._name or fn.__name__, self._options
+            )
             profiled.profile = profiler.run(fn, args, kwargs, keep=profiled)  # type: ignore[attr-defined]
             return profiled.profile.value  # type: ignore[attr-defined]
 
@@ -191,12 +198,13 @@ class _Profiler:
             if self._mode is not None:
                 stack.enter_context(_hook("state", "mode_scope")(self._mode))
             stack.enter_context(_hook("where", "watch_modules")())
-            meta = {**_describe(), "recording": True, **_where(frame, fn)}
+            meta = {**_describe(), "recording": True, **(self.where or _where(frame, fn))}
             if self._name:
                 meta["name"] = self._name
             profile.trace = _trace.start(self._limit)
             profile.trace.meta.update(meta, cpu=[])
             stack.enter_context(_step_marks(profile.trace))
+            stack.enter_context(_quick_switch())
             _cpu(profile.trace)
             self._stack, self._profile = stack.pop_all(), profile
         return profile
@@ -253,7 +261,9 @@ def profile(
             raise TypeError(f"tpu_lab.profile() has no option {next(iter(kwargs))!r}")
         return profiler
     if not callable(fn):
-        raise TypeError(f"tpu_lab.profile(fn, ...) needs a function to call, not a {type(fn).__name__}: use a with block")
+        raise TypeError(
+            f"tpu_lab.profile(fn, ...) needs a function to call, not a {type(fn).__name__}: use a with block"
+        )
     if not args and not kwargs:
         _needs_nothing(fn)
     return profiler.run(fn, args, kwargs)
@@ -262,7 +272,9 @@ def profile(
 def _needs_nothing(fn: Callable) -> None:
     """`@tpu_lab.profile` without parentheses would call the function at once: say so when that cannot work."""
     try:
-        needed = [p.name for p in inspect.signature(fn).parameters.values() if p.default is p.empty and p.kind in (0, 1, 3)]
+        needed = [
+            p.name for p in inspect.signature(fn).parameters.values() if p.default is p.empty and p.kind in (0, 1, 3)
+        ]
     except (TypeError, ValueError):
         return
     if needed:
@@ -296,6 +308,18 @@ def _step_marks(trace: Trace):
         yield
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def _quick_switch():
+    """The thread that notes when a launch is ready needs the interpreter for a moment: Python's default lets it wait
+    5 ms, which would be counted as device time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, 5e-5))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _hook(module: str, name: str) -> Callable:
@@ -333,7 +357,11 @@ def _where(frame, fn: Callable | None) -> dict:
         if code is None:
             return {"name": getattr(fn, "__name__", type(fn).__name__)}
         lines = [line for _, _, line in code.co_lines() if line]
-        where = {"file": code.co_filename, "line": code.co_firstlineno, "end_line": max(lines, default=code.co_firstlineno)}
+        where = {
+            "file": code.co_filename,
+            "line": code.co_firstlineno,
+            "end_line": max(lines, default=code.co_firstlineno),
+        }
         return where if code.co_name == "<lambda>" else {"name": code.co_name, **where}
     file, line = frame.f_code.co_filename, frame.f_lineno
     return {"file": file, "line": line, "end_line": _block_end(file, line)}

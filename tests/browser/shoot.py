@@ -15,7 +15,9 @@ THEMES = {"light": ("#ffffff", "#1c2024"), "dark": ("#181c1a", "#dfe5e2")}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 
 
-def shoot(html: dict[str, str], out: Path, widths=(1100, 760), themes=("light", "dark"), font: str = "", scale: int = 2) -> list[Path]:
+def shoot(
+    html: dict[str, str], out: Path, widths=(1100, 760), themes=("light", "dark"), font: str = "", scale: int = 2
+) -> list[Path]:
     """Screenshots of name -> root markup; returns the files. font: forced on everything, to see what a wide face clips."""
     out.mkdir(parents=True, exist_ok=True)
     files = []
@@ -25,7 +27,11 @@ def shoot(html: dict[str, str], out: Path, widths=(1100, 760), themes=("light", 
             for width in widths:
                 for theme in themes:
                     ground, ink = THEMES[theme]
-                    force = f"<style>.tl *:not(code):not(pre) {{ font-family: '{font}' !important }}</style>" if font else ""
+                    force = (
+                        f"<style>.tl *:not(code):not(pre) {{ font-family: '{font}' !important }}</style>"
+                        if font
+                        else ""
+                    )
                     page = browser.new_page(viewport={"width": width, "height": 400}, device_scale_factor=scale)
                     page.route("**/*", lambda route: route.abort())
                     page.set_content(

@@ -88,7 +88,9 @@ def cells(m: Metrics, members: list[int]) -> Cells:
     inside = [r for r in launches if r.index in steps]
     tally = Counter(r.cache for r in launches)
     words = ", ".join(
-        number.plural(tally[k], w, p) for k, w, p in (("hit", "hit", "hits"), ("miss", "miss", "misses"), ("disk", "disk hit", "disk hits")) if tally[k]
+        number.plural(tally[k], w, p)
+        for k, w, p in (("hit", "hit", "hits"), ("miss", "miss", "misses"), ("disk", "disk hit", "disk hits"))
+        if tally[k]
     )
     if len(m.steps) > 1 and len(inside) >= 0.9 * len(launches):
         worst = ["none"] * len(m.steps)
@@ -102,7 +104,11 @@ def cells(m: Metrics, members: list[int]) -> Cells:
         what = span = number.plural(len(launches), "launch", "launches")
     shown, rest = every[:CELLS], every[CELLS:]
     bad = sum(c.outcome in ("miss", "disk") for c in rest)
-    more = f"and {number.count(len(rest))} more" + (f", {number.count(bad)} of them not hits" if bad else "") if rest else ""
+    more = (
+        f"and {number.count(len(rest))} more" + (f", {number.count(bad)} of them not hits" if bad else "")
+        if rest
+        else ""
+    )
     return Cells(tuple(shown), more, f"{what}: {words}", span)
 
 
@@ -149,7 +155,14 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
             store["model"] = _model(m, view.rows, limit or SITES)
         return store["model"]
 
-    view = View("cache", _title(m), _finding(m), lambda: rows(m), lambda: _text(model()), lambda: template("cache.html", v=model()))
+    view = View(
+        "cache",
+        _title(m),
+        _finding(m),
+        lambda: rows(m),
+        lambda: _text(model()),
+        lambda: template("cache.html", v=model()),
+    )
     return view
 
 
@@ -161,7 +174,10 @@ def _finding(m: Metrics) -> str:
     n = m.outcomes()
     if not m.trace.launches:
         return "nothing was launched"
-    words = [number.plural(len(_sites(m)), "call site"), number.plural(n["miss"], "miss", "misses") + (" explained" if n["miss"] else "")]
+    words = [
+        number.plural(len(_sites(m)), "call site"),
+        number.plural(n["miss"], "miss", "misses") + (" explained" if n["miss"] else ""),
+    ]
     return ", ".join(words + ([number.plural(n["disk"], "disk hit")] if n["disk"] else []))
 
 
@@ -189,7 +205,11 @@ def _title(m: Metrics) -> str:
     late = [c for c in compiled if steps.get(c.launch, 0) > 2]
     if len(m.steps) > 2 and not late and n["hit"]:
         last = max((steps.get(c.launch, 0) for c in compiled), default=0)
-        return f"{head}, all by step {last}; then {number.plural(n['hit'], 'hit')}" if last else f"{head}; {number.plural(n['hit'], 'hit')}"
+        return (
+            f"{head}, all by step {last}; then {number.plural(n['hit'], 'hit')}"
+            if last
+            else f"{head}; {number.plural(n['hit'], 'hit')}"
+        )
     if len(by_site) > 1 and most > len(compiled) / 2:
         cause = causes.most_common(1)[0][0]
         return f"{head}; {most} of them in {site}, by {cause}"
@@ -204,7 +224,11 @@ def _model(m: Metrics, table, limit: int) -> Model:
     n = m.outcomes()
     meta = [p for p in meta if p[1] or "XLA" not in p[0]]
     keys = len({r.key for r in m.trace.launches})
-    meta += [(number.plural(len(table), "call site"), False), (number.plural(keys, "program"), False), (f"{n['disk']} read from disk", False)]
+    meta += [
+        (number.plural(len(table), "call site"), False),
+        (number.plural(keys, "program"), False),
+        (f"{n['disk']} read from disk", False),
+    ]
     total = float(table.spent_s.sum())
     made = compiles_by_launch(m)
     sites, others = [], []
@@ -220,7 +244,11 @@ def _model(m: Metrics, table, limit: int) -> Model:
         )  # fmt: skip
         share = r.spent_s / total if total else 0.0
         sites.append(Site(r.site, r.code, cells(m, members), figures, misses.explain(m, own), share, spent))
-    bar = [Segment("compile", s.share, f"{s.site}: {s.spent}, {number.percent(s.share)}") for s in sites[:4] if s.share >= 0.1]
+    bar = [
+        Segment("compile", s.share, f"{s.site}: {s.spent}, {number.percent(s.share)}")
+        for s in sites[:4]
+        if s.share >= 0.1
+    ]
     left = 1 - sum(s.share for s in bar)
     if bar and left > 0.005:
         bar.append(Segment("compile", left, f"others: {number.time(left * total * 1e9)}, {number.percent(left)}"))
@@ -231,7 +259,17 @@ def _model(m: Metrics, table, limit: int) -> Model:
     if any(c.outcome == "none" for s in sites for c in s.cells.shown):
         used.append("none")
     foot = "saved: hits \u00d7 this site\u2019s mean compile time"
-    return Model(_title(m), tuple(meta), tuple(bar), label, tuple(sites), tuple(others[:40]), words if len(rest) else "", tuple(used), foot)
+    return Model(
+        _title(m),
+        tuple(meta),
+        tuple(bar),
+        label,
+        tuple(sites),
+        tuple(others[:40]),
+        words if len(rest) else "",
+        tuple(used),
+        foot,
+    )
 
 
 def _text(v: Model) -> list:

@@ -57,7 +57,10 @@ def ops_lane(m: Metrics, step: Step) -> Lane:
     if n > COLUMNS:
         edges = np.linspace(0, n, COLUMNS + 1).astype(int)
         paints = [_most(paints[a:b]) for a, b in zip(edges, edges[1:])]
-    counts = [f"{number.count(sum(p == k for p in paints))} {w}" for k, w in (("matmul", "matmul"), ("other", "elementwise"), ("move", "data movement"), ("free", "view"))]
+    counts = [
+        f"{number.count(sum(p == k for p in paints))} {w}"
+        for k, w in (("matmul", "matmul"), ("other", "elementwise"), ("move", "data movement"), ("free", "view"))
+    ]
     label = f"{number.plural(n, 'op')} in program order: {', '.join(c for c in counts if not c.startswith('0 '))}"
     return Lane(len(paints), _paths([(p, 1.0) for p in paints]), _hovers(m, step, len(paints)), label)
 
@@ -144,7 +147,10 @@ def phases(m: Metrics, step: Step) -> tuple[Phase, ...]:
     if not 0 < len(runs) <= 5:
         return ()
     total = sum(n for _, n in runs)
-    return tuple(Phase(name, number.count(n), n / total, i == len(runs) - 1 and n / total < 0.12) for i, (name, n) in enumerate(runs))
+    return tuple(
+        Phase(name, number.count(n), n / total, i == len(runs) - 1 and n / total < 0.12)
+        for i, (name, n) in enumerate(runs)
+    )
 
 
 def launch_lane(m: Metrics, step: Step) -> tuple[Lane | None, str]:
@@ -164,7 +170,10 @@ def launch_lane(m: Metrics, step: Step) -> tuple[Lane | None, str]:
         x = right
     del first
     if len(launches) <= 60:
-        path = Path("box", "".join(f"M{_n(a + 0.5)} .5h{_n(max(b - a - 1, 1))}V29.5h-{_n(max(b - a - 1, 1))}z" for a, b in boxes))
+        path = Path(
+            "box",
+            "".join(f"M{_n(a + 0.5)} .5h{_n(max(b - a - 1, 1))}V29.5h-{_n(max(b - a - 1, 1))}z" for a, b in boxes),
+        )
     else:
         path = Path("tick", "".join(f"M{_n((a + b) / 2)} 8V22" for a, b in boxes))
     from collections import Counter

@@ -85,7 +85,12 @@ def _together(members: list[CompileRecord]) -> tuple[tuple[str, str], ...]:
         return sentence(members[0].why)
     matches = [_CHANGED.match(c.why) for c in members]
     first, second = matches[0], matches[1]
-    if first and second and all(x and x["what"] == first["what"] and x["rest"] == first["rest"] for x in matches) and second["new"] != first["new"]:
+    if (
+        first
+        and second
+        and all(x and x["what"] == first["what"] and x["rest"] == first["rest"] for x in matches)
+        and second["new"] != first["new"]
+    ):
         last = matches[-1]["new"]  # type: ignore[index]
         return (
             (first["what"], "code"), *_marked(first["new"], second["new"]), (", then ", ""), *_marked(second["new"], first["new"]),

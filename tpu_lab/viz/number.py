@@ -27,13 +27,11 @@ def sig(value: float | None, digits: int = 3) -> str:
     size = abs(value)
     if size < 0.0005:
         return "<0.001" if value > 0 else "\u22120.000"
-    exponent = math.floor(math.log10(size))
+    exponent = math.floor(math.log10(float(f"{size:.{digits - 1}e}")))  # 99.96 is 100, not 100.0
     if size < 0.01:
         digits = 1
-    elif size < 1:
+    elif exponent < 0:
         digits = min(digits, 3 + exponent)  # two decimals
-    if round(size, digits - 1 - exponent) >= 10 ** (exponent + 1):  # 99.96 becomes 100, not 100.0
-        exponent += 1
     decimals = max(0, digits - 1 - exponent)
     text = f"{size:,.{decimals}f}"
     return f"\u2212{text}" if value < 0 else text

@@ -64,7 +64,11 @@ def avals(texts: tuple[str, ...]) -> str:
     if len(words) <= 3:
         return ", ".join(words)
     dtypes = {t.split("[")[0] for t, _ in out}
-    return f"{dtypes.pop()}[\u2026] \u00d7{len(texts)}" if len(dtypes) == 1 else f"{', '.join(words[:2])}, \u2026 {len(texts)} in all"
+    return (
+        f"{dtypes.pop()}[\u2026] \u00d7{len(texts)}"
+        if len(dtypes) == 1
+        else f"{', '.join(words[:2])}, \u2026 {len(texts)} in all"
+    )
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,9 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
         return cache["model"]
 
     title = _title(m)
-    view = View("ops", title, _finding(m), lambda: rows(m), lambda: _text(model()), lambda: template("ops.html", v=model()))
+    view = View(
+        "ops", title, _finding(m), lambda: rows(m), lambda: _text(model()), lambda: template("ops.html", v=model())
+    )
     return view
 
 
@@ -141,7 +147,9 @@ def _title(m: Metrics) -> str:
         return why
     ops = m.ops_in(m.span)
     if not ops:
-        return f"{number.plural(len(m.trace.launches), 'launch', 'launches')} of compiled graphs, no op called by itself"
+        return (
+            f"{number.plural(len(m.trace.launches), 'launch', 'launches')} of compiled graphs, no op called by itself"
+        )
     times = m.ops_time[slice(*m.span.ops)]
     head = f"{number.plural(len(ops), 'op')} in order"
     if not times.sum():
@@ -151,7 +159,9 @@ def _title(m: Metrics) -> str:
         by_kind.setdefault(op.kind, []).append(float(t))
     kind, spent = max(by_kind.items(), key=lambda item: sum(item[1]))
     share = number.sig(100 * sum(spent) / times.sum(), 2)
-    what = {"matmul": "matmul", "movement": "data movement", "reduce": "reduction", "host": "op on the host"}.get(kind, f"{kind} op")
+    what = {"matmul": "matmul", "movement": "data movement", "reduce": "reduction", "host": "op on the host"}.get(
+        kind, f"{kind} op"
+    )
     if kind == "movement":
         return f"{head}; {number.plural(len(spent), 'op')} that move data take {share}% of the device time"
     return f"{head}; {number.plural(len(spent), what)} take{'s' if len(spent) == 1 else ''} {share}% of the device time"
@@ -160,7 +170,11 @@ def _title(m: Metrics) -> str:
 def _model(m: Metrics, frame_rows, limit, sort) -> Model:
     table = frame_rows.iloc[slice(*m.span.ops)]
     if not len(table):
-        hint = frame.nothing_hint(m) if frame.nothing(m) else "A compiled graph is one launch; its ops are inside the program."
+        hint = (
+            frame.nothing_hint(m)
+            if frame.nothing(m)
+            else "A compiled graph is one launch; its ops are inside the program."
+        )
         return Model(_title(m), tuple(frame.provenance(m)), (), ("ms", "MFLOP", "MiB"), ("", ""), hint)
     meta: list[tuple[str, bool]] = []
     if m.steady:
@@ -227,7 +241,11 @@ def _model(m: Metrics, frame_rows, limit, sort) -> Model:
     if m.trace.dropped:
         order = f"{number.plural(m.trace.dropped, 'record')} dropped \u00b7 {order}"
     return Model(
-        _title(m), tuple(meta), tuple(items), (unit[0], work[0], size[0]), (left, f"{order} \u00b7 other orders: time, bytes, flops")
+        _title(m),
+        tuple(meta),
+        tuple(items),
+        (unit[0], work[0], size[0]),
+        (left, f"{order} \u00b7 other orders: time, bytes, flops"),
     )
 
 
@@ -241,13 +259,14 @@ def _chosen(table, limit, sort) -> list[int]:
         return list(range(n))
     keep: set[int] = set()
     lines: set[tuple] = set()
+    places = list(zip(table.file, table.line, table.phase))
     for i in np.argsort(-table.device_ms.to_numpy(), kind="stable"):  # the heaviest op of each of the heaviest lines
-        line = (table.file.iloc[i], table.line.iloc[i], table.phase.iloc[i])
+        line = places[i]
         if len(keep) < (limit or HEAVY + 7) - 7 and line not in lines:
             lines.add(line)
             keep.add(int(i))
     real = np.flatnonzero((table.kind != "view").to_numpy()).tolist()
-    back = [i for i in real if table.phase.iloc[i] == "backward"]
+    back = [i for i in real if places[i][2] == "backward"]
     keep |= {*real[:3], *back[:2], *real[-2:]}
     keep |= {gap[0] for gap in _gaps(sorted(keep), n) if len(gap) == 1}  # a fold of one row is no fold
     return sorted(keep)
@@ -288,7 +307,11 @@ def _names(records, gap) -> str:
         return count
     if words[0].startswith("the rest") and len(words) > 1:
         words[1] = "then " + words[1]
-    text = ", ".join(words[:-1]) + (", " if words[-1].startswith("then") else " and ") + words[-1] if len(words) > 1 else words[0]
+    text = (
+        ", ".join(words[:-1]) + (", " if words[-1].startswith("then") else " and ") + words[-1]
+        if len(words) > 1
+        else words[0]
+    )
     return f"{text}: {count}"
 
 
@@ -296,11 +319,25 @@ def _text(v: Model) -> list:
     out: list = [[(v.title, "b")], *frame.meta_lines(v.meta), []]
     if v.hint:
         return [*out, *([part] for part in textwrap.wrap(v.hint, 98))]
-    out.append([(f"{'op':>6}  {'name':<24}{'result':<22}{'line':<18}{'way':<6}{v.units[0]:>7}{v.units[1]:>8}{v.units[2]:>7}", "dim")])
+    out.append(
+        [
+            (
+                f"{'op':>6}  {'name':<24}{'result':<22}{'line':<18}{'way':<6}{v.units[0]:>7}{v.units[1]:>8}{v.units[2]:>7}",
+                "dim",
+            )
+        ]
+    )
     for item in v.items:
         if isinstance(item, Fold):
             span = f"{number.count(item.first)}\u2013{number.count(item.last)}"
-            out.append([(f"{'':>6}  {_cut(item.words, 67 - len(span)) + '  ' + span:<70}{item.time:>7}{item.flops:>8}{item.bytes:>7}", "dim")])
+            out.append(
+                [
+                    (
+                        f"{'':>6}  {_cut(item.words, 67 - len(span)) + '  ' + span:<70}{item.time:>7}{item.flops:>8}{item.bytes:>7}",
+                        "dim",
+                    )
+                ]
+            )
             continue
         style = {"matmul": "matmul", "move": "move"}.get(item.paint, "other") if item.paint != "free" else "dim"
         out.append([

@@ -8,8 +8,7 @@ from typing import Any
 from tpu_lab import advice
 from tpu_lab.metrics import PARTS, Metrics, Split
 from tpu_lab.place import place
-from tpu_lab.trace import REASONS
-from tpu_lab.viz import cache, frame, lanes, misses, number, ops, theme
+from tpu_lab.viz import cache, frame, lanes, misses, number, ops, summary_text, theme
 from tpu_lab.viz.view import View, template
 
 TOP = 5
@@ -24,7 +23,9 @@ def rows(m: Metrics):
     out: list[tuple] = []
     for part, split in (("time", m.whole), ("step", m.step_split if m.steady else None)):
         if split is not None:
-            out += [(part, name, ns / 1e6, "ms", ns / split.total if split.total else 0.0, "") for name, ns in split.parts()]
+            out += [
+                (part, name, ns / 1e6, "ms", ns / split.total if split.total else 0.0, "") for name, ns in split.parts()
+            ]
             out.append((part, "total", split.total / 1e6, "ms", 1.0, ""))
             out.append((part, "hidden host work", split.hidden / 1e6, "ms", None, ""))
     out.append(("work", "model FLOPs a step", m.flops, "FLOP", None, ""))
@@ -128,7 +129,14 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
         return store["model"]
 
     title = _title(m)
-    return View("summary", title, title, lambda: rows(m), lambda: _text(m, model()), lambda: template("summary.html", v=model()))
+    return View(
+        "summary",
+        title,
+        title,
+        lambda: rows(m),
+        lambda: summary_text.lines(m, model()),
+        lambda: template("summary.html", v=model()),
+    )
 
 
 def _title(m: Metrics) -> str:
@@ -155,7 +163,9 @@ def segments(split: Split, matmul: float, order) -> tuple[Segment, ...]:
         share = ns / split.total if split.total else 0.0
         if name == "device":
             for paint, word, part in (("matmul", "matmul", matmul), ("other", "other device work", 1 - matmul)):
-                out.append(Segment(paint, share * part, f"{word}: {number.time(ns * part)}, {number.percent(share * part)}"))
+                out.append(
+                    Segment(paint, share * part, f"{word}: {number.time(ns * part)}, {number.percent(share * part)}")
+                )
         else:
             out.append(Segment(PAINTS[name], share, f"{name}: {number.time(ns)}, {number.percent(share)}"))
     return tuple(s for s in out if s.share > 0)
@@ -174,16 +184,23 @@ def _facts(m: Metrics) -> tuple[Fact, ...]:
     if m.mfu is not None and m.peak is not None:
         over = " \u00b7 over 100%: check the peak" if m.mfu > 1 else ""
         left_out = ", compile left out" if m.step_split.compile else ""
-        facts.append(Fact(((number.percent(m.mfu), "MFU"),), f"of {number.rate(m.peak.flops)}, {m.peak.label}{left_out}{over}"))
+        facts.append(
+            Fact(((number.percent(m.mfu), "MFU"),), f"of {number.rate(m.peak.flops)}, {m.peak.label}{left_out}{over}")
+        )
     elif m.flops:
         facts.append(Fact(((number.NONE, "MFU"),), "no peak is known for this chip: give peak_flops="))
     caption = "model FLOPs a step" if m.steady else "model FLOPs"
     if not m.flops:
-        facts.append(Fact((number.pair(m.bytes, number._SIZES),), "in and out of the launches" + (" a step" if m.steady else "")))
+        facts.append(
+            Fact((number.pair(m.bytes, number._SIZES),), "in and out of the launches" + (" a step" if m.steady else ""))
+        )
     else:
         facts.append(Fact((number.work_pair(m.flops),), caption))
     n = m.outcomes()
-    figures = ((number.count(n["hit"]), "hit" if n["hit"] == 1 else "hits"), (number.count(n["miss"]), "miss" if n["miss"] == 1 else "misses"))
+    figures = (
+        (number.count(n["hit"]), "hit" if n["hit"] == 1 else "hits"),
+        (number.count(n["miss"]), "miss" if n["miss"] == 1 else "misses"),
+    )
     facts.append(Fact(figures, f"compile cache, {number.count(n['disk'])} from disk"))
     return tuple(facts)
 
@@ -250,14 +267,23 @@ def _costs(m: Metrics, top: int) -> tuple[tuple[CostRow, ...], CostRow | None, s
     unit, factor = number.time_unit(m.costs[0].ns)
     longest = m.costs[0].ns
     out = [
-        CostRow(c.name, place(c.file, c.line), number.sig(c.ns / factor), number.cell(c.ns / total), theme.paint(c.kind), c.ns / longest)
+        CostRow(
+            c.name,
+            place(c.file, c.line),
+            number.sig(c.ns / factor),
+            number.cell(c.ns / total),
+            theme.paint(c.kind),
+            c.ns / longest,
+        )
         for c in m.costs[:top]
     ]
     rest = m.costs[top:]
     others = None
     if rest:
         ns = sum(c.ns for c in rest)
-        others = CostRow(number.plural(len(rest), "other"), "", number.sig(ns / factor), number.cell(ns / total), "", 0.0)
+        others = CostRow(
+            number.plural(len(rest), "other"), "", number.sig(ns / factor), number.cell(ns / total), "", 0.0
+        )
     return tuple(out), others, unit
 
 
@@ -268,103 +294,14 @@ def _foot(m: Metrics) -> tuple[str, str]:
     words = []
     if each:
         share = step / m.step_split.total if m.step_split.total else 0.0
-        words.append(f"Recording cost {number.time(each)} an op, {number.time(step)}{' a step' if m.steady else ''} ({number.percent(share, 2)})")
+        words.append(
+            f"Recording cost {number.time(each)} an op, {number.time(step)}{' a step' if m.steady else ''} ({number.percent(share, 2)})"
+        )
     dropped = f"{number.count(trace.dropped)} dropped" if trace.dropped else "none dropped"
     words.append(f"{number.plural(records, 'record')}, {dropped}")
     if m.late_ns > 1e5:
         words.append(f"the device went on for {number.time(m.late_ns)} after the block")
     return " \u00b7 ".join(words), "TPU Lab" + (f" {trace.meta['version']}" if trace.meta.get("version") else "")
-
-
-def _text(m: Metrics, v: Model) -> list:
-    """At most 25 lines of 100 columns."""
-    import textwrap
-
-    meta = [(t.split(",")[0], b) if t.endswith(" steady") else (t, b) for t, b in v.meta]
-    out: list = [[(v.title, "b")], *frame.meta_lines(meta)[:2]]
-    if not v.facts:
-        return out + ([[], *([part] for part in textwrap.wrap(v.hint, 98))] if v.hint else [])
-    head = "step" if m.steady else "block"
-    pairs = _text_facts(m, v)
-    out.append([])
-    for (left, text, rest), (right, more, end) in (pairs[:2], pairs[2:]):
-        out.append([f"  {left:<7}", (text, "b"), rest.ljust(max(0, 27 - len(text))) + f" {right:<6}", (more, "b"), end])
-    out.append([])
-    out += _text_bar(m, head)
-    cells: list = ["  cache  "]
-    for c in v.cells.shown[:40]:
-        cells.append((theme.GLYPH[c.outcome] or "\u00b7", c.outcome if c.outcome != "none" else "dim"))
-    if len(v.cells.shown) > 40:
-        cells.append("\u2026")
-    why = " \u00b7 ".join(f"{x.label}: {x.text}" for x in v.misses[:2])
-    out.append([*cells, f"  {why or v.then}"])
-    names = ", ".join(f"{p.count} {p.name[:3] if p.name == 'optimizer' else p.name}" for p in v.phases)
-    launched = m.launches_in(m.span)
-    by = f", {REASONS.get(launched[0].reason, launched[0].reason).split(':')[0]}" if len({r.reason for r in launched}) == 1 else ""
-    out.append([f"  ops    {v.counts[0]}{f' ({names})' if names else ''}  \u2192  {number.plural(len(launched), 'launch', 'launches')}{by}"])
-    if v.costs:
-        out += [[], [(f"  {'cost':<40}{'line':<20}{v.cost_unit:>7}{'%':>7}", "dim")]]
-        for c in v.costs[: max(1, TOP)]:
-            bar = max(1, round(20 * c.bar))
-            style = {"matmul": "matmul", "move": "move"}.get(c.paint, "other")
-            out.append([f"  {_fit(c.name, 39):<40}{_fit(c.place, 19):<20}{c.time:>7}{c.share:>7}   ", (_GLYPHS[style] * bar, style)])
-        if v.others:
-            out.append([(f"  {v.others.name:<60}{v.others.time:>7}{v.others.share:>7}", "dim")])
-    if v.findings:
-        out.append([])
-        for i, f in enumerate(v.findings, 1):
-            out.append([f"  {i}  ", (f.act.rstrip("."), "b"), f": {f.brief}"])
-    each, step = m.recording
-    cost = f"recording cost {number.time(step)}{' a step' if m.steady else ''} ({number.percent(step / m.step_split.total, 2)}), " if each else ""
-    out += [[], [(f"more: p.ops p.cache \u00b7 {cost}{number.count(m.trace.dropped)} dropped", "dim")]]
-    return out
-
-
-def _text_facts(m: Metrics, v: Model) -> list[tuple[str, str, str]]:
-    """(label, bold figure, the rest) of the four facts, in the order of the page's columns."""
-    if m.steady:
-        mean, error = number.mean_error(s.ns for s in m.steady)
-        unit, factor = number.time_unit(mean)
-        around = f" \u00b1 {number.error_like(error, mean, factor)}" if error is not None else ""
-        first = ("step", f"{number.sig(mean / factor)} {unit}", f"{around}, n = {len(m.steady)}")
-    else:
-        first = ("block", number.time(m.wall_ns), ", measured once")
-    second = ("bytes", number.size(m.bytes), " in and out")
-    if m.mfu is not None and m.peak is not None:
-        second = ("MFU", number.percent(m.mfu), f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""))
-    n = m.outcomes()
-    spent = f" ({number.time(m.whole.compile)} to compile)" if m.whole.compile else ""
-    cached = ("cache", f"{number.plural(n['hit'], 'hit')}, {number.plural(n['miss'], 'miss', 'misses')}", f"{spent}, {number.count(n['disk'])} from disk")
-    return [first, second, ("FLOPs", number.work(m.flops), " a step" if m.steady else ""), cached]
-
-
-_GLYPHS = {"matmul": "\u2588", "other": "/", "move": ":"}
-
-
-def _fit(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "\u2026"
-
-
-def _text_bar(m: Metrics, head: str, width: int = 60) -> list:
-    """The bar of a step and its labels: every part that exists has at least one character."""
-    split = m.step_split
-    small = split.python + split.idle + split.transfer
-    parts = [
-        ("compile", "x", "miss", split.compile),
-        ("matmul", "\u2588", "matmul", split.device * m.matmul_share),
-        ("other device" if m.matmul_share else "device", "/", "other", split.device * (1 - m.matmul_share)),
-        ("dispatch", "\u2593", "host", split.dispatch),
-        ("Python, idle, transfer", "-", "", small),
-    ]
-    unit, factor = number.time_unit(max(ns for *_, ns in parts))
-    bar: list = [f"  {head:<7}"]
-    labels: list = ["         "]
-    for name, glyph, style, ns in parts:
-        if ns <= 0:
-            continue
-        bar.append((glyph * max(1, round(width * ns / split.total)), style))
-        labels += [(glyph, style), f" {name} {number.sig(ns / factor)}{' ' + unit if len(labels) == 1 else ''}  "]
-    return [bar, labels]
 
 
 assert set(PARTS) == set(ORDER)

@@ -87,7 +87,9 @@ class View:
         try:
             return getattr(self.rows, name)
         except AttributeError:
-            raise AttributeError(f"the {self.name} view has no {name!r}: its columns are {', '.join(self.rows)}") from None
+            raise AttributeError(
+                f"the {self.name} view has no {name!r}: its columns are {', '.join(self.rows)}"
+            ) from None
 
 
 def show_in_terminal(view: View) -> str:

@@ -1,0 +1,134 @@
+"""%tpu_profile and %%tpu_profile in a real InteractiveShell."""
+
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+from tpu_lab.magic import _split, _takes_value
+from tpu_lab.profile import Profile
+
+
+@pytest.fixture(scope="module")
+def shell():
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "tpu_lab")
+    shell.run_cell("import torch, tpu_lab\nx = torch.ones(8, 8, device='tpu')")
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What the magics display."""
+    out = []
+    monkeypatch.setattr("tpu_lab.magic.display", out.append)
+    return out
+
+
+def run(shell, code):
+    result = shell.run_cell(code)
+    result.raise_error()
+    return result.result
+
+
+def test_line_magic_runs_once_and_names_stay(shell, shown):
+    run(shell, "n = 0")
+    assert run(shell, "%tpu_profile n += 1; y = (x @ x).sum().item()") is None
+    assert shell.user_ns["n"] == 1 and shell.user_ns["y"] == 512.0
+    assert [v.name for v in shown] == ["summary"] and "ops run as" in shown[0].title
+
+
+def test_cell_magic_with_steps_store_and_mode(shell, shown):
+    run(
+        shell,
+        "%%tpu_profile -n 3 -w 2 -v p --mode fused --view ops,cache\nz = x - 1\ndef f():\n    return z\nw = f().sum().item()",
+    )
+    p = shell.user_ns["p"]
+    assert isinstance(p, Profile) and len(p.metrics.steps) == 5 and p.trace.meta["mode"] == "fused"
+    assert shell.user_ns["w"] == 0.0 and callable(shell.user_ns["f"])
+    assert [v.name for v in shown] == ["ops", "cache"]
+    assert p.trace.ops[0].line == 1 and p.trace.ops[0].code == "z = x - 1"
+
+
+def test_output_is_returned_not_shown_twice(shell, shown):
+    assert isinstance(run(shell, "%tpu_profile -o x + 1"), Profile)
+    assert shown == []
+    run(shell, "q = %tpu_profile -o -q x + 1")
+    assert isinstance(shell.user_ns["q"], Profile)
+
+
+@pytest.mark.parametrize(
+    "code", ["%tpu_profile x + 1;", "%tpu_profile -q x + 1", "%%tpu_profile\nx + 1;", "%tpu_profile -o x + 1;"]
+)
+def test_silence(shell, shown, code):
+    assert run(shell, code) is None
+    assert shown == []
+
+
+def test_an_exception_goes_on_after_the_report(shell, shown):
+    result = shell.run_cell("%%tpu_profile -v broken\nx + 1\nalready = 5\n1 / 0")
+    assert isinstance(result.error_in_exec, ZeroDivisionError)
+    assert len(shown) == 1 and "stopped by ZeroDivisionError" in str(shown[0])
+    assert shell.user_ns["already"] == 5 and len(shell.user_ns["broken"].trace.ops) == 1
+
+
+def test_local_scope(shell, shown):
+    run(
+        shell,
+        "def inside():\n    a = x * 3\n    get_ipython().run_line_magic('tpu_profile', 'a.sum().item()')\n    return 7\nr = inside()",
+    )
+    assert shell.user_ns["r"] == 7 and len(shown) == 1
+
+
+def test_no_variable_is_expanded(shell, shown):
+    run(shell, "%tpu_profile s = '{n} $n'")
+    assert shell.user_ns["s"] == "{n} $n"
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("--bogus x", "has no option --bogus"),
+        ("-n 0 x", "at least 1 step"),
+        ("-n three x", "invalid int value"),
+        ("--mode fast x", "invalid choice"),
+        ("--view fusion x", "no view 'fusion'"),
+        ("--chip v6e x", "does not have yet"),
+        ("-s wasted x", "no view knows the order"),
+        ("-v 1a x", "wants a name"),
+        ("-n 2", "needs a statement"),
+    ],
+)
+def test_bad_options_are_one_sentence_and_run_nothing(shell, shown, line, sentence):
+    with pytest.raises(UsageError, match=sentence) as caught:
+        shell.run_line_magic("tpu_profile", line)
+    assert "\n" not in str(caught.value)
+    assert shown == []
+
+
+def test_code_on_a_cell_magics_first_line_is_refused(shell):
+    with pytest.raises(UsageError, match="put the code below"):
+        shell.run_cell_magic("tpu_profile", "-n 2 f(x)", "x + 1")
+
+
+def test_options_end_where_code_begins():
+    takes = _takes_value(__import__("tpu_lab.magic", fromlist=["x"]).TpuProfileMagics.tpu_profile.parser)
+    assert _split("-n 3 f(x - 1, '-n')", takes) == ("-n 3", "f(x - 1, '-n')")
+    assert _split("-n3 --mode=fused -q y = -x", takes) == ("-n3 --mode=fused -q", "y = -x")
+    assert _split("-1 * x", takes) == ("", "-1 * x")
+    assert _split("-- -x", takes) == ("", "-x")
+    assert _split("-T 'my file.txt' f('a b')", takes) == ("-T 'my file.txt'", "f('a b')")
+
+
+def test_files(shell, shown, tmp_path):
+    flags = f"-T {tmp_path}/a.txt --html {tmp_path}/a.html --trace {tmp_path}/a.json --csv {tmp_path}/a.csv"
+    run(shell, f"%tpu_profile -q -s time -l 2 {flags} (x @ x).sum().item()")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a.csv", "a.html", "a.json", "a.txt"]
+    assert "ops run as" in (tmp_path / "a.txt").read_text(encoding="utf-8")
+
+
+def test_help_has_usage_and_examples():
+    from tpu_lab.magic import TpuProfileMagics
+
+    text = TpuProfileMagics.tpu_profile.__doc__
+    assert "%tpu_profile [-n N]" in text and "Examples" in text
