@@ -108,7 +108,7 @@ def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, 
         running_var = _moved(running_var, unbiased, momentum)
     else:
         mean, invstd = _channels(running_mean, x), lax.rsqrt(_channels(running_var, x) + eps)
-        saved = (jnp.zeros(0, y.dtype), jnp.zeros(0, y.dtype))
+        saved = (wide(running_mean), invstd.reshape(-1))  # one a channel, as PyTorch's meta kernel says
     y = (y - mean) * invstd
     y = y if weight is None else y * _channels(weight, x)
     y = y if bias is None else y + _channels(bias, x)
