@@ -6,7 +6,6 @@ where the last bag ends. Modes are PyTorch's numbers: 0 sum, 1 mean, 2 max.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import torch
 

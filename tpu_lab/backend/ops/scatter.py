@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from jax import lax
 
-from tpu_lab.backend.ops.index import reduced_into
 from tpu_lab.backend.opmath import wide
+from tpu_lab.backend.ops.index import reduced_into
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
