@@ -104,6 +104,7 @@ def _view_kernel(overload):
 
 def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
     """Uninitialised memory: no launch, the value is made when somebody reads it."""
+    storage.check_device(device)
     meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     where, _ = storage.layout(tuple(meta.shape), meta.stride(), meta.dtype)
     return make(None, where, meta.shape, meta.stride(), meta.dtype)
@@ -111,6 +112,7 @@ def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_fo
 
 def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
     """As `empty`, with the caller's strides."""
+    storage.check_device(device)
     meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
     where, _ = storage.layout(tuple(meta.shape), meta.stride(), meta.dtype)
     return make(None, where, meta.shape, meta.stride(), meta.dtype)
@@ -134,6 +136,7 @@ def _copy_from(self, dst, non_blocking=False):
 def to_copy(self, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     """To the CPU: a host copy. On the device: a cast or a clone."""
     target = torch.device(device) if device is not None else None
+    storage.check_device(target)
     if self.device.type != "tpu" or (target is not None and target.type not in ("tpu", "cpu")):
         out = torch.empty_like(self, dtype=dtype, device=target, memory_format=memory_format)
         return out.copy_(self if self.device.type != "tpu" else host.to_cpu(self))

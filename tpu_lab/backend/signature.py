@@ -100,7 +100,8 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         metas = [_map(a, meta_of) for a in args]
         kmetas = {k: _map(v, meta_of) for k, v in kwargs.items() if k != "generator"}
-        if "device" in kmetas:
+        if kmetas.get("device") is not None:
+            storage.check_device(kmetas["device"])
             kmetas["device"] = torch.device("meta")
         if kmetas.get("pin_memory"):
             kmetas["pin_memory"] = False
@@ -150,8 +151,8 @@ def _shapes(record, metas, kmetas):
         declared = record.overload(*metas, **kmetas)
         if record.functional is None or record.functional is record.overload:
             computed = declared
-            if record.direct_write:  # a lowering on the mutating overload returns the written arguments themselves
-                computed = None
+            if record.direct_write and not record.lowering.out:
+                computed = None  # a lowering on the mutating overload returns the written arguments themselves
         else:
             outs = {a.name for a in record.schema.arguments if a.is_out}
             computed = record.functional(*metas, **{k: v for k, v in kmetas.items() if k not in outs})

@@ -51,6 +51,12 @@ class NotOnDevice(RuntimeError):
         )
 
 
+def check_device(device) -> None:
+    """RuntimeError for an index that does not exist: a process has tpu:0 only."""
+    if device is not None and device.type == "tpu" and device.index not in (None, 0):
+        raise RuntimeError(f"there is no {device}: a process has one TPU device, tpu:0")
+
+
 _next_address = 1 << 44
 
 
