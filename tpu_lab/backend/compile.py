@@ -138,6 +138,9 @@ def install() -> None:
     @functools.wraps(named_init)
     def init_named(self, *args, **kwargs):
         ready()
+        given = dict(zip(("backend", "mode", "options"), args, strict=False)) | kwargs
+        if given.get("backend") == "tpu":
+            check(given.get("options"))  # at the call of torch.compile rather than at the first call of the function
         named_init(self, *args, **kwargs)
 
     @functools.wraps(default_init)
