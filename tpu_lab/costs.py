@@ -74,12 +74,14 @@ def by_line(m: Metrics) -> list[Cost]:
     out = []
     for (file, line, phase), members in groups.items():
         ops = [m.trace.ops[i] for i in members]
-        by_kind, by_name, by_stem = Counter(), Counter(), Counter()
+        by_kind: Counter = Counter()
+        by_name: Counter = Counter()
+        by_stem: Counter = Counter()
         for i, op in zip(members, ops):
             by_kind[op.kind] += m.ops_time[i]
             by_name[op_name(op.name)] += m.ops_time[i]
             by_stem[stem(op.module)] += m.ops_time[i]
-        main = max(by_stem, key=by_stem.get)  # a line calls several modules: the costly one names it
+        main = by_stem.most_common(1)[0][0]  # a line calls several modules: the costly one names it
         heavy = [n for n, _ in by_name.most_common(3)]
         name = family(op.module for op in ops if stem(op.module) == main)
         name = name or ", ".join(heavy[:2]) + (" …" if len(heavy) > 2 else "")
@@ -94,7 +96,7 @@ def by_line(m: Metrics) -> list[Cost]:
                 line,
                 ops[0].code,
                 phase,
-                max(by_kind, key=by_kind.get),
+                by_kind.most_common(1)[0][0],
                 len(ops) // m.n,
                 sum(m.ops_time[i] for i in members) / m.n,
                 sum(op.flops for op in ops) / m.n,

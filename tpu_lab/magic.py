@@ -6,6 +6,7 @@ Imported by `%load_ext tpu_lab` only; nothing else of TPU Lab needs IPython.
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
@@ -129,7 +130,7 @@ class TpuProfileMagics(Magics):
 class _Holder:
     """Gets the profile before the code runs, so that it is there after an exception."""
 
-    profile = None
+    profile: Any = None
 
 
 def _takes_value(parser) -> dict[str, bool]:

@@ -174,8 +174,8 @@ def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]
     launch_at = np.maximum.accumulate(_array(r.time_ns for r in trace.launches)) if trace.launches else np.empty(0)
     out, start = [], trace.start_ns
     for number, end in enumerate(ends, 1):
-        ops = tuple(int(v) for v in np.searchsorted(op_at, [start, end]))
-        inside = tuple(int(v) for v in np.searchsorted(launch_at, [start, end]))
+        ops = (int(np.searchsorted(op_at, start)), int(np.searchsorted(op_at, end)))
+        inside = (int(np.searchsorted(launch_at, start)), int(np.searchsorted(launch_at, end)))
         misses = sum(trace.launches[i].cache != "hit" for i in range(*inside))
         out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end)))
         start = end

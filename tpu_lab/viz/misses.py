@@ -65,9 +65,9 @@ def explain(m: Metrics, compiles: list[CompileRecord], limit: int = 4) -> tuple[
             alike.setdefault((c.tier, c.cause), []).append(c)
     out = []
     for members in alike.values():
-        on = {steps.get(c.launch) for c in members}
+        on = {steps.get(c.launch, 0) for c in members}
         name = "disk hit" if members[0].tier == "disk" else "miss"
-        where = label(min(on)) if len(on) == 1 and None not in on else ""
+        where = label(min(on)) if len(on) == 1 else ""
         if len(members) > 1 or not where:
             where = number.plural(len(members), name, "misses" if name == "miss" else "disk hits")
         out.append(Miss(where, _together(members), seconds(members), sum(map(spent, members))))

@@ -219,7 +219,7 @@ def _model(m: Metrics, top: int, sort: str | None) -> Model:
     lane, words = lanes.launch_lane(m, span)
     words += f" \u00b7 {number.size(sum(r.bytes for r in m.launches_in(span)))} in and out"
     device = lanes.device_lane(m, span) if span.ops[1] > span.ops[0] else None
-    spent = sum(map(misses.spent, m.trace.compiles))
+    strip, strip_words, why, then, site = _cache(m)
     kinds = [(k, w) for k, w in (("matmul", "matmul"), ("other", "elementwise"), ("move", "data movement"), ("free", "view, free"))
              if any(theme.paint(o.kind) == k for o in m.ops_in(span))]  # fmt: skip
     device_words = ""
@@ -232,7 +232,7 @@ def _model(m: Metrics, top: int, sort: str | None) -> Model:
         number.time(split.total), split.total / m.whole.total if m.steady and m.whole.total else 0.0,
         f"compile {number.time(m.whole.compile)}, {number.plural(len(m.trace.compiles), 'program')}" if m.steady and m.whole.compile else "", tuple(parts),
         (number.count(len(m.ops_in(span))), number.count(len(m.launches_in(span)))), lanes.ops_lane(m, span), lanes.phases(m, span), lane,
-        words, device, device_words, tuple(kinds), *_cache(m, spent), unit, costs, others,
+        words, device, device_words, tuple(kinds), strip, strip_words, why, then, site, unit, costs, others,
         "device time a step" if m.steady else "device time", tuple(advice.findings(m)),
         (ops.draw(m, sort=sort if sort in ops.SORTS else None), cache.draw(m)), _foot(m),
     )  # fmt: skip
@@ -242,7 +242,7 @@ def _bar_label(split: Split) -> str:
     return ", ".join(f"{name} {number.time(ns)}" for name, ns in split.parts() if ns > 0)
 
 
-def _cache(m: Metrics, spent: int) -> tuple:
+def _cache(m: Metrics) -> tuple:
     """(cells, their words, a line a miss, what the hits cost, the call site)."""
     strip = cache.cells(m, list(range(len(m.trace.launches))))
     sites = list(dict.fromkeys(m.site(r)[:2] for r in m.trace.launches))
