@@ -35,14 +35,21 @@ def check(overload, *args, rtol=None, atol=None, **kwargs):
     For an overload that writes (`_fused_adamw_`), the new values of the written arguments are compared.
     rtol, atol: as in torch.testing.assert_close (give both or none).
     """
-    truth = expected(overload, args, kwargs)
-    answer = lowered(overload, *args, outputs=[(tuple(t.shape), t.dtype) for t in truth], **kwargs)
-    assert len(answer) >= len(truth), f"{overload}: {len(answer)} results, PyTorch gives {len(truth)}"
-    for i, (got, want) in enumerate(zip(answer, truth)):
-        where = f"{overload} output {i} of {_describe(args, kwargs)}"
-        torch.testing.assert_close(
-            got, want, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, msg=lambda m: f"{where}\n{m}"
-        )
+    check_all([(overload, args, kwargs)], rtol=rtol, atol=atol)
+
+
+def check_all(calls, rtol=None, atol=None):
+    """`check` for many calls (overload, args, kwargs) at once, compiled as one program, which is much quicker."""
+    calls = [(overload, tuple(args), dict(kwargs)) for overload, args, kwargs in calls]
+    truths = [expected(*call) for call in calls]
+    outputs = [[(tuple(t.shape), t.dtype) for t in truth] for truth in truths]
+    for (overload, args, kwargs), answer, truth in zip(calls, _run(calls, outputs), truths):
+        assert len(answer) >= len(truth), f"{overload}: {len(answer)} results, PyTorch gives {len(truth)}"
+        for i, (got, want) in enumerate(zip(answer, truth)):
+            where = f"{overload} output {i} of {_describe(args, kwargs)}"
+            torch.testing.assert_close(
+                got, want, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, msg=lambda m: f"{where}\n{m}"
+            )
 
 
 def expected(overload, args, kwargs) -> list[torch.Tensor]:
@@ -62,27 +69,40 @@ def lowered(overload, *args, outputs=None, key=0, **kwargs) -> list[torch.Tensor
 
     outputs: ((shape, torch dtype), ...) of the results, as the meta kernel would tell; key: seed of a random op.
     """
+    return _run([(overload, args, kwargs)], [outputs], key)[0]
+
+
+def _run(calls, outputs, key=0) -> list[list[torch.Tensor]]:
+    """The results of each call, all in one jitted program."""
+    leaves: list = []
+    plans = [_prepare(*call, leaves) for call in calls]
+
+    def run(key, leaves):
+        return [
+            lowering.call(
+                entry,
+                [_fill(p, leaves) for p in args],
+                {k: _fill(p, leaves) for k, p in kwargs.items()},
+                wanted,
+                compute,
+                key,
+            )
+            for (entry, compute, args, kwargs), wanted in zip(plans, outputs)
+        ]
+
+    return [[to_torch(r) for r in results] for results in jax.jit(run)(jax.random.key(key), leaves)]
+
+
+def _prepare(overload, args, kwargs, leaves):
+    """(lowering, promoted dtype, args, kwargs) with each runtime value moved to the leaves."""
     entry = registry.find(overload) or registry.find(registry.functional(overload) or overload)
     assert entry is not None, f"no lowering for {overload}"
     kwargs = {k: v for k, v in kwargs.items() if k not in registry.NEVER_PASSED}
-    compute = lowering.promoted(entry, args, kwargs)
     types = {a.name: str(a.type) for a in overload._schema.arguments}
     order = [a.name for a in overload._schema.arguments]
-    leaves = []
-    plan_args = [_plan(v, order[i], types[order[i]], entry, leaves) for i, v in enumerate(args)]
-    plan_kwargs = {k: _plan(v, k, types[k], entry, leaves) for k, v in kwargs.items()}
-
-    def run(key, leaves):
-        return lowering.call(
-            entry,
-            [_fill(p, leaves) for p in plan_args],
-            {k: _fill(p, leaves) for k, p in plan_kwargs.items()},
-            outputs,
-            compute,
-            key,
-        )
-
-    return [to_torch(r) for r in jax.jit(run)(jax.random.key(key), leaves)]
+    planned = [_plan(v, order[i], types[order[i]], entry, leaves) for i, v in enumerate(args)]
+    named = {k: _plan(v, k, types[k], entry, leaves) for k, v in kwargs.items()}
+    return entry, lowering.promoted(entry, args, kwargs), planned, named
 
 
 class _Leaf(int):

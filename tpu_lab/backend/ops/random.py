@@ -40,9 +40,10 @@ def randn(*args, key, out, **kwargs):
     return normal_numbers(key, out)
 
 
-@op(aten.normal_functional, aten.normal_, **RANDOM)
-def normal_like(x, mean=0.0, std=1.0, *, key, out):
-    return normal_numbers(key, out) * std + mean
+@op(aten.normal_functional, aten.normal_, kind="random", rng=True)
+def normal_like(x, mean=0.0, std=1.0, *, key):
+    """Also for `normal_` itself, whose functional twin has another name than its own."""
+    return normal_numbers(key, ((x.shape, dtypes.to_torch(x.dtype)),)) * std + mean
 
 
 @op(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, **RANDOM)
@@ -55,29 +56,29 @@ def normal_sized(mean, std, size, dtype=None, *, key, out):
     return normal_numbers(key, out) * std + mean
 
 
-@op(aten.uniform, aten.uniform_, **RANDOM)
+@op(aten.uniform, **RANDOM)
 def uniform(x, low=0.0, high=1.0, *, key, out):
     return uniform_below_one(key, out) * (high - low) + low
 
 
-@op(aten.log_normal, aten.log_normal_, **RANDOM)
+@op(aten.log_normal, **RANDOM)
 def log_normal(x, mean=1.0, std=2.0, *, key, out):
     return jnp.exp(normal_numbers(key, out) * std + mean)
 
 
-@op(aten.exponential, aten.exponential_, **RANDOM)
+@op(aten.exponential, **RANDOM)
 def exponential(x, rate=1.0, *, key, out):
     return random.exponential(key, out[0][0], wide(out[0][1])) / rate
 
 
-@op(aten.geometric, aten.geometric_, **RANDOM)
+@op(aten.geometric, **RANDOM)
 def geometric(x, p, *, key, out):
     """Trials up to and with the first success: 1, 2, ..."""
     u = 1 - random.uniform(key, out[0][0], wide(out[0][1]))  # in (0, 1]
     return jnp.maximum(jnp.ceil(jnp.log(u) / jnp.log1p(-p)), 1)
 
 
-@op(aten.cauchy, aten.cauchy_, **RANDOM)
+@op(aten.cauchy, **RANDOM)
 def cauchy(x, median=0.0, sigma=1.0, *, key, out):
     return random.cauchy(key, out[0][0], wide(out[0][1])) * sigma + median
 
@@ -87,7 +88,7 @@ def bernoulli(p, *, key, out):
     return random.bernoulli(key, p.astype(wide(out[0][1])), out[0][0])
 
 
-@op(aten.bernoulli.p, aten.bernoulli.Tensor, aten.bernoulli_.float, aten.bernoulli_.Tensor, **RANDOM)
+@op(aten.bernoulli.p, aten.bernoulli.Tensor, **RANDOM)
 def bernoulli_like(x, p=0.5, *, key, out):
     return random.bernoulli(key, jnp.asarray(p, jnp.float32), out[0][0])
 
@@ -132,17 +133,17 @@ def _end(dtype) -> int:
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
 
 
-@op(aten.random.default, aten.random_.default, **RANDOM)
+@op(aten.random.default, **RANDOM)
 def random_(x, *, key, out):
     return integers(key, out[0][0], 0, _end(out[0][1]))
 
 
-@op(aten.random.to, aten.random_.to, **RANDOM)
+@op(aten.random.to, **RANDOM)
 def random_to(x, to, *, key, out):
     return integers(key, out[0][0], 0, to)
 
 
-@op(getattr(aten.random, "from"), getattr(aten.random_, "from"), **RANDOM)
+@op(getattr(aten.random, "from"), **RANDOM)
 def random_from(x, low, to, *, key, out):
     return integers(key, out[0][0], low, _end(out[0][1]) if to is None else to)
 
