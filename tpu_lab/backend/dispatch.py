@@ -142,6 +142,10 @@ def call(record: Record, args, kwargs):
         sig = _signatures.get(key)
         if sig is None:
             sig = _build(record, args, kwargs, cells, key, alias)
+        if sig.plain and not start and state.thread.tracing is None:  # the common case, without the general one's cost
+            f = sig.plain
+            value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
+            return storage.make(value, f.base, f.size, f.stride, f.dtype)
         if sig.resize:
             return _resized(record, sig, args, kwargs)
         if sig.rng:

@@ -78,6 +78,8 @@ def _launch(sig, values, floats, ints, mode):
     else:
         cache.hits += 1
         cache.clock = program.used = cache.clock + 1
+    if active is None and mode is EagerMode.DEFER_NEVER:
+        return sig.jit(values, floats, ints)
     before = _now() if active is not None else 0
     out = sig.jit(values, floats, ints)
     if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:

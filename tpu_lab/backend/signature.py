@@ -54,7 +54,7 @@ class Signature:
     """See the module's docstring. `fn(values, floats, ints) -> [fresh bases..., written bases...]`."""
 
     __slots__ = (
-        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "options", "out_text", "program", "record",
+        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "options", "out_text", "plain", "program", "record",
         "resize", "result",
         "rng", "static", "windows", "writes",
     )  # fmt: skip
@@ -130,6 +130,8 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
         _infer(sig, record, run)
     sig.fn = _function(sig, run, alias)
     sig.jit = _jitted(sig)
+    plain = sig.result == [("fresh", 0)] and len(sig.fresh) == 1 and not (sig.writes or sig.resize or sig.rng)
+    sig.plain = sig.fresh[0] if plain else None
     sig.names = _names(record, args, kwargs)
     sig.inputs = tuple(repr(w) for w in windows)
     sig.out_text = tuple(dtypes.aval(f.size, f.dtype) for f in sig.fresh) or tuple(

@@ -61,9 +61,11 @@ class Tracing:
 def mode() -> EagerMode:
     """The eager mode in force on this thread."""
     global last_mode
-    if thread.worker:
+    this = thread
+    if this.worker:
         return last_mode
-    last_mode = thread.stack[-1] if thread.stack else default_mode
+    stack = this.stack
+    last_mode = stack[-1] if stack else default_mode
     return last_mode
 
 
