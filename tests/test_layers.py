@@ -43,14 +43,17 @@ ONLY_IN = {
 
 
 def imports(source: str) -> set[str]:
-    """The dotted names that a module's text imports anywhere, also inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
+    """The dotted names that a module's text imports anywhere, also inside functions; not those for type hints alone."""
+    found, nodes = set(), [ast.parse(source)]
+    while nodes:
+        node = nodes.pop()
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute here"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        hints = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        nodes += node.orelse if hints else ast.iter_child_nodes(node)
     return found
 
 
@@ -103,6 +106,7 @@ def test_the_check_itself_finds_a_wrong_arrow():
     assert wrong_imports("trace", "from tpu_lab import chips") == ["tpu_lab.chips"]
     assert wrong_imports("chips", "import marimo as mo\nfrom tpu_lab.cli import main") == ["marimo", "tpu_lab.cli.main"]
     assert wrong_imports("viz", "import torch") == ["torch"]
+    assert wrong_imports("viz", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch") == []
     assert wrong_imports("profile", "import torch\nfrom tpu_lab.viz import ops\nfrom tpu_lab import trace") == []
 
 
