@@ -42,7 +42,7 @@ def flip(x, dims):
 
 @op(aten.rot90, kind="movement")
 def rot90(x, k=1, dims=(0, 1)):
-    return jnp.rot90(x, k, dims)
+    return jnp.rot90(x, k, tuple(dims))
 
 
 @op(aten.roll, kind="movement")

@@ -63,23 +63,26 @@ def sort_stable(x, *, stable=None, dim=-1, descending=False):
 
 @op(aten.topk, kind="reduce")
 def topk(x, k, dim=-1, largest=True, sorted=True):
-    """(values, indices), always sorted. XLA's own top-k serves few of many floats."""
-    if x.ndim == 0 or k == 0:
-        return (
-            (x, jnp.zeros((), jnp.int32))
-            if x.ndim == 0
-            else (
-                lax.slice_in_dim(x, 0, 0, axis=dim),
-                jnp.zeros(0, jnp.int32).reshape([0 if a == dim % x.ndim else n for a, n in enumerate(x.shape)]),
-            )
-        )
+    """(values, indices), always sorted. XLA's own top-k serves a few of many floats."""
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int32)
     dim = dim % x.ndim
-    if largest and k * 8 <= x.shape[dim] and x.dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-        order = lax.top_k(jnp.moveaxis(x, dim, -1).astype(jnp.float32), k)[1]
+    if largest and 0 < k * 8 <= x.shape[dim] and x.dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        order = lax.top_k(_without_nan(jnp.moveaxis(x, dim, -1).astype(jnp.float32)), k)[1]
         order = jnp.moveaxis(order, -1, dim)
     else:
         order = lax.slice_in_dim(_argsort(x, dim, largest), 0, k, axis=dim)
     return jnp.take_along_axis(x, order, dim), order
+
+
+def _without_nan(x):
+    """float32 in the same order with NaN moved to infinity, as XLA's top-k on CPUs puts NaN anywhere.
+
+    Positive numbers move down to the next smaller float to make room, infinity too.
+    """
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    smaller = lax.bitcast_convert_type(jnp.where(x > 0, bits - 1, bits), jnp.float32)
+    return jnp.where(jnp.isnan(x), jnp.inf, smaller)
 
 
 def _pick(x, dim, keepdim, place):
@@ -145,8 +148,9 @@ def mode(x, dim=-1, keepdim=False):
         return x, jnp.zeros((), jnp.int32)
     dim = dim % x.ndim
     value, order = _sorted(x, dim)
+    key = _ordered(value)  # so that NaNs are equal
     place = lax.broadcasted_iota(jnp.int32, x.shape, dim)
-    new = (value != jnp.roll(value, 1, dim)) | (place == 0)
+    new = (key != jnp.roll(key, 1, dim)) | (place == 0)
     run = place - lax.cummax(jnp.where(new, place, 0), axis=dim)  # how many equal ones came before
     best = jnp.argmax(run, dim, keepdims=True)
     value, order = jnp.take_along_axis(value, best, dim), jnp.take_along_axis(order, best, dim)
