@@ -35,6 +35,7 @@ SMALL = {
 def load(name):
     spec = importlib.util.spec_from_file_location(f"notebook_{name}", ROOT / "notebooks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # marimo finds the source of a class through it
     spec.loader.exec_module(module)
     return module
 

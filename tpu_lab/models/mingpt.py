@@ -158,7 +158,8 @@ class Model(nn.Module):
         try:
             for _ in range(count):
                 seen = ids[:, -block:]
-                window = F.pad(seen, (0, block - seen.shape[1]))
+                window = ids.new_zeros(len(ids), block)  # made anew, so that its strides are always the same, too
+                window[:, : seen.shape[1]] = seen
                 logits = self(window.to(device)).float().cpu()[:, seen.shape[1] - 1]
                 if temperature == 0:
                     following = logits.argmax(-1, keepdim=True)
