@@ -156,6 +156,21 @@ def test_warmup_compile_and_first_steps_are_not_steady():
     assert [s.number for s in Metrics(trace).steady] == list(range(7, 13))
 
 
+def test_a_new_programs_first_run_belongs_to_no_steady_step():
+    """An optimizer's hook flushes at the end of step 1; the program it made first runs in step 2's time."""
+    trace = Trace(start_ns=0, end_ns=400 * MS)
+    trace.launches = [
+        _launch(80 * MS, 1 * MS, 60 * MS, 150 * MS, compile_ns=9 * MS, cache="miss"),
+        _launch(190 * MS, 1 * MS, 9 * MS, 200 * MS),
+        _launch(290 * MS, 1 * MS, 9 * MS, 300 * MS),
+        _launch(390 * MS, 1 * MS, 9 * MS, 400 * MS),
+    ]
+    trace.steps = [100 * MS, 200 * MS, 300 * MS, 400 * MS]
+    m = Metrics(trace)
+    assert [s.settling for s in m.steps] == [False, True, False, False]
+    assert [s.number for s in m.steady] == [3, 4] and m.step_split.device == 9 * MS
+
+
 def test_mfu_is_flops_over_time_and_peak():
     m = Metrics(traces.mingpt(), PEAK)
     script = traces.step_ops()

@@ -69,6 +69,7 @@ class Step:
     misses: int  # programs compiled or read back in it
     warmup: bool
     split: Split
+    settling: bool = False  # a program made before it was still running for the first time when it began
 
     @property
     def ns(self) -> int:
@@ -172,12 +173,15 @@ def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]
     warm = max((ns for what, ns in trace.marks if what == "warmup end"), default=0)
     op_at = np.maximum.accumulate(_array(r.time_ns for r in trace.ops)) if trace.ops else np.empty(0)
     launch_at = np.maximum.accumulate(_array(r.time_ns for r in trace.launches)) if trace.launches else np.empty(0)
+    new = np.array([r.cache != "hit" for r in trace.launches], dtype=bool)
+    first_runs = timeline.device[1][new], launch_at[new]
     out, start = [], trace.start_ns
     for number, end in enumerate(ends, 1):
         ops = (int(np.searchsorted(op_at, start)), int(np.searchsorted(op_at, end)))
         inside = (int(np.searchsorted(launch_at, start)), int(np.searchsorted(launch_at, end)))
+        settling = bool(((first_runs[0] > start) & (first_runs[1] < start)).any())
         misses = sum(trace.launches[i].cache != "hit" for i in range(*inside))
-        out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end)))
+        out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end), settling))
         start = end
     return tuple(out)
 
@@ -199,12 +203,13 @@ class Metrics:
 
     @cached_property
     def steady(self) -> tuple[Step, ...]:
-        """Steps after warm-up that compiled nothing and read nothing back.
+        """Steps after warm-up that compiled nothing and read nothing back, and in which no new program had its first run.
 
         Without calls of ours to bound them, the first step of a block also holds what the block did before its
         loop: it counts only when there is no other.
         """
         good = [s for s in self.steps if not s.warmup and not s.misses]
+        good = [s for s in good if not s.settling] or good
         by_calls = any(what == "call end" for what, _ in self.trace.marks)
         if len(good) > 1 and not by_calls and good[0].number == 1:
             good = good[1:]
