@@ -3,15 +3,17 @@
 import copy
 import importlib
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 
 import tpu_lab  # noqa: F401
 from tpu_lab import trace
 from tpu_lab.backend import compile as tpu_compile
-from tpu_lab.backend import executor, fallback
+from tpu_lab.backend import fallback, fxgraph, launches
 from tpu_lab.backend.cache import cache
 
 
@@ -134,7 +136,7 @@ def test_second_call_compiles_nothing_and_is_one_launch_each_way():
         step(x).sum().backward()
     finally:
         trace.stop()
-    executor.drain()
+    launches.drain()
     launches = [launch for launch in recorded.launches if launch.mode == "compiled"]
     assert [launch.cache for launch in launches] == ["hit", "hit"]
     forward, backward = ([recorded.ops[i] for i in launch.ops] for launch in launches)
@@ -414,3 +416,57 @@ def test_miss_is_explained():
     newest = max(cache.programs.values(), key=lambda p: p.used)
     assert newest.cause == "shape" and "f32[31,3], was f32[32,3]" in newest.why and "drop_last" in newest.why
     assert "test_compile.py:" in newest.site
+
+
+def test_a_profile_breaks_no_graph_and_dynamo_leaves_our_code_alone():
+    model = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Tanh()).to("tpu"))
+    before = dict(counters["graph_break"]), counters["frames"]["total"]
+    with tpu_lab.profile() as profile:
+        model(torch.ones(2, 3).to("tpu"))
+    assert (dict(counters["graph_break"]), counters["frames"]["total"]) == (before[0], before[1] + 1)
+    assert [launch.mode for launch in profile.trace.launches] == ["compiled"]
+
+
+def test_between_two_graphs_only_user_code_is_traced():
+    @torch.compile(backend="tpu")
+    def f(x):
+        y = x * 1.25
+        torch._dynamo.graph_break()
+        z = torch.linspace(0, 1, 5, device="cpu").to("tpu")  # eager kernels, new to this process
+        torch._dynamo.graph_break()
+        return y + z
+
+    frames = counters["frames"]["total"]
+    close(f(torch.ones(5).to("tpu")), 1.25 + torch.linspace(0, 1, 5))
+    assert counters["frames"]["total"] <= frames + 3
+
+
+def test_an_interrupt_in_a_compile_passes_and_the_next_call_works(monkeypatch):
+    f = torch.compile(lambda x: torch.atan(x) + 2, backend="tpu")
+    x = torch.zeros(9).to("tpu")
+    real = fxgraph.execute
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fxgraph, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        f(x)
+    monkeypatch.setattr(fxgraph, "execute", real)
+    close(f(x), torch.full((9,), 2.0))
+
+
+def test_written_arguments_give_their_memory_back():
+    f = torch.compile(lambda x: x.mul_(2), backend="tpu")
+    x = torch.ones(1000).to("tpu")
+    f(x)
+    old = x.untyped_storage()._tpu.value
+    assert isinstance(old, jax.Array)
+    kept = x.detach()  # the same storage: no second holder of the value
+    f(x)  # `old` is held here: it must stay whole
+    assert float(old[0]) == 2.0 and float(kept[0].cpu()) == 4.0
+    del old
+    f(x)
+    newest = max(cache.programs.values(), key=lambda p: p.used if p.view.kind == "compiled" else 0)
+    assert newest.view.donated == (0,)
+    close(x, torch.full((1000,), 8.0))

@@ -24,7 +24,7 @@ KNOWN = ("async_compile", "num_dynamic_buckets", "bucket_size", "serializable", 
 """TorchTPU's option keys. Here `name` names the program, and `debug_callback(graph_module)` is called with each graph;
 the others change nothing: programs are always in the disk tier, compiled when first called, once for each shape."""
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_SKIP = ("jax", "jaxlib", "numpy", "ml_dtypes", "tpu_lab.backend", "tpu_lab.trace", "tpu_lab.profile")
+_SKIP = ("jax", "jaxlib", "numpy", "ml_dtypes", "tpu_lab.trace", "tpu_lab.profile")
 
 
 class UnknownOption(RuntimeError):
@@ -120,14 +120,34 @@ def _dying_activations() -> list[int]:
 @functools.cache
 def ready() -> None:
     """Make Dynamo know the backend and leave our own code and jax alone. Imports torch._dynamo: seconds, the first time."""
-    import torch._dynamo
-    from torch._dynamo import trace_rules
+    from torch._dynamo import decorators, trace_rules
     from torch._dynamo.backends import registry
+
+    from tpu_lab.backend import compile_hooks, where
 
     if "tpu" not in registry._COMPILER_FNS:
         registry.register_backend(backend, name="tpu")
-    for module in _SKIP:
-        trace_rules.add(module)
+    ours = [m for name, m in list(sys.modules.items()) if name.startswith("tpu_lab.backend.") and m is not compile_hooks]
+    for name in (*_SKIP, *(m.__name__ for m in ours)):
+        trace_rules.add(name)
+    decorators.substitute_in_graph(where.enter)(compile_hooks.enter)
+    decorators.substitute_in_graph(where.leave)(compile_hooks.leave)
+    for module in ours:
+        for value in vars(module).values():
+            for member in (value, *(vars(value).values() if isinstance(value, type) else ())):
+                if getattr(member, "__module__", None) == module.__name__ and hasattr(member, "__code__"):
+                    _never_trace(member.__code__)
+
+
+def _never_trace(code) -> None:
+    """Between two graphs Dynamo looks at every new frame, and torch's C++ calls our kernels: it skips these and all they
+    call (jax, numpy, generated code that trace_rules cannot name)."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    for inner in code.co_consts:
+        if hasattr(inner, "co_code"):
+            _never_trace(inner)
 
 
 def install() -> None:

@@ -23,7 +23,6 @@ from tpu_lab import trace
 from tpu_lab.backend import (
     causes,
     compiled_records,
-    dtypes,
     executor,
     fxgraph,
     host,
@@ -110,7 +109,7 @@ class CompiledGraph:
             seed = _next_seed(recipe.used)
             before = time.perf_counter_ns() if active is not None else 0
             if recipe.written:
-                with executor._no_interrupt():
+                with executor.no_interrupt():
                     out, token = program.call(seed, *arrays)
                     _write_back(plan, recipe, args, cells, out)
             else:

@@ -74,19 +74,22 @@ def module() -> str:
     return _modules.stack[-1] if _modules.stack else ""
 
 
+def enter(mod, args) -> None:
+    """Forward pre-hook of every module. Dynamo sees an empty function instead (compile.py): a graph knows its modules."""
+    if not _modules.stack:
+        _modules.names = {id(m): name for name, m in mod.named_modules()}
+    _modules.stack.append(_modules.names.get(id(mod), type(mod).__name__))
+
+
+def leave(mod, args, output) -> None:
+    """Forward hook of every module, also after an exception."""
+    if _modules.stack:
+        _modules.stack.pop()
+
+
 @contextlib.contextmanager
 def watch_modules():
     """Keep track of nn.Module paths while the block runs."""
-
-    def enter(mod, args):
-        if not _modules.stack:
-            _modules.names = {id(m): name for name, m in mod.named_modules()}
-        _modules.stack.append(_modules.names.get(id(mod), type(mod).__name__))
-
-    def leave(mod, args, output):
-        if _modules.stack:
-            _modules.stack.pop()
-
     hooks = torch.nn.modules.module
     handles = [
         hooks.register_module_forward_pre_hook(enter),
