@@ -182,7 +182,7 @@ class _Profiler:
                 trace.marks.append(("call end", time.perf_counter_ns()))
                 _cpu(trace)
                 if call + 1 == self._warmup:
-                    _hook("executor", "drain")()  # the warm-up's device work is not the first step's
+                    _hook("launches", "drain")()  # the warm-up's device work is not the first step's
                     trace.marks.append(("warmup end", time.perf_counter_ns()))
         except BaseException as raised:
             error = raised
@@ -218,7 +218,7 @@ class _Profiler:
         if error is not None:
             trace.meta["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         try:
-            _hook("executor", "drain")()
+            _hook("launches", "drain")()
         finally:
             try:
                 if _trace.active is trace:

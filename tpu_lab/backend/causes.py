@@ -52,11 +52,11 @@ def _differs(new: View, old: View) -> tuple[str, str]:
         return "option", f"compiler options {dict(new.options) or 'none'}, were {dict(old.options) or 'none'}"
     for (name, now), (_, before) in zip(new.leaves, old.leaves, strict=False):
         if now != before:
-            return _aval(name, now, before)
+            return _aval(name, now, before, hint=new.kind != "strict" or new.site == old.site)
     for (name, now, _), (_, before, _) in zip(new.ops, old.ops, strict=True):
         for a, b in zip(now, before, strict=False):
             if a != b:
-                return _aval(f"input of {name}", a, b)
+                return _aval(f"input of {name}", a, b, hint=new.kind != "strict" or new.site == old.site)
     for (name, _, now), (_, _, before) in zip(new.ops, old.ops, strict=True):
         if now != before:
             a = ", ".join(sorted(set(now) - set(before))) or "no argument"
@@ -74,7 +74,8 @@ def _differs(new: View, old: View) -> tuple[str, str]:
     return "ops", "the same ops are wired to each other in another way"
 
 
-def _aval(name: str, now: str, before: str) -> tuple[str, str]:
+def _aval(name: str, now: str, before: str, hint: bool) -> tuple[str, str]:
+    """hint: guess the likely cause; not between two unrelated lines."""
     if now.split("[")[0] != before.split("[")[0]:
         return "dtype", f"{name}: {now}, was {before} (dtype changed)"
     a, b = (list(map(int, re.findall(r"\d+", s.split("[")[1].split("]")[0]))) for s in (now, before))
@@ -83,12 +84,14 @@ def _aval(name: str, now: str, before: str) -> tuple[str, str]:
     if len(a) != len(b):
         return "shape", f"{name}: {now}, was {before} (another number of dimensions)"
     changed = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
-    hint = ""
-    if changed == [0] and a[0] < b[0]:
-        hint = " (last batch is smaller): use drop_last=True or pad"
+    guess = ""
+    if not hint:
+        pass
+    elif changed == [0] and a[0] < b[0]:
+        guess = " (last batch is smaller): use drop_last=True or pad"
     elif len(changed) == 1 and a[changed[0]] == b[changed[0]] + 1:
-        hint = " (a sequence grows by one): pad to its final length"
-    return "shape", f"{name}: {now}, was {before}{hint}"
+        guess = " (a sequence grows by one): pad to its final length"
+    return "shape", f"{name}: {now}, was {before}{guess}"
 
 
 def _ops(new: View, old: View) -> str:

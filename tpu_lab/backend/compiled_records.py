@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, recorder, where
+from tpu_lab.backend import launches, recorder, where
 
 
 class Link:
@@ -18,8 +18,8 @@ class Link:
 def write(graph, active: trace.Trace, program, made, start, before, after, counts, token) -> None:
     """Append the records of one launch. counts: (inputs, outputs, donated)."""
     began = time.perf_counter_ns()
-    launch, site = executor.launches_so_far(active), where.site(2)
-    phase = "backward" if graph.phase == "backward" else recorder.phase or "forward"
+    launch, site = launches.so_far(active), where.site(2)
+    phase = "backward" if graph.phase == "backward" else "optimizer" if recorder.optimizer else "forward"
     first = active.meta.get("ops", 0)
     infos, link = graph.describe(), graph.link
     active.meta["ops"] = first + len(infos)
@@ -39,5 +39,6 @@ def write(graph, active: trace.Trace, program, made, start, before, after, count
             link.ops.setdefault(info.seq, index)
     waiting = active.meta.get("unlaunched", [])
     active.meta["unlaunched"] = list(range(first, first + len(infos)))
-    executor._record(active, program, made, "compiled", "compiled", site, start, before, after, *counts, len(infos), token)
+    times = (start, before, after)
+    launches.record(active, program, made, "compiled", "compiled", site, times, launches.Counts(*counts), token)
     active.meta["unlaunched"] = waiting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import queue
 import signal
 import threading
 import time
@@ -12,9 +11,9 @@ import time
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import causes, state, where
-from tpu_lab.backend.cache import cache, record_compile
-from tpu_lab.backend.graph import SIZE_LIMIT, Graph
+from tpu_lab.backend import causes, launches, state, where
+from tpu_lab.backend.cache import cache
+from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
 from tpu_lab.backend.storage import Pending
 
@@ -59,8 +58,10 @@ def run(sig, cells, floats: tuple, ints: tuple) -> list:
     """Run or record one op over the cells' values. Returns the new values: fresh outputs, then written bases."""
     mode = state.mode()
     if mode is EagerMode.DEFER_AND_FUSE:
-        if len(graph.nodes) >= SIZE_LIMIT:
-            flush("size limit")
+        if len(graph.nodes) >= graph.flush_at:
+            reason = graph.full()
+            if reason is not None:
+                flush(reason)
         return graph.add(sig, [peek(c) for c in cells], floats, ints)
     if graph.nodes:
         flush("debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict")
@@ -86,7 +87,9 @@ def _launch(sig, values, floats, ints, mode):
         jax.block_until_ready(out)
     if active is not None:
         word = "debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict"
-        _record(active, program, made, word, word, where.site(), start, before, _now(), len(values), len(out), 0, 1, out)
+        site = launches.op_site or where.site()  # in backward that of the forward op
+        counts = launches.Counts(len(values), len(out), 0)
+        launches.record(active, program, made, word, word, site, (start, before, _now()), counts, out)
     return out
 
 
@@ -126,8 +129,7 @@ def flush(reason: str | None) -> None:
             flops = sum(n.sig.flops for n in graph.nodes)
             nbytes = sum(x.nbytes for x in plan.leaves) + sum(d.itemsize * _size(s) for s, d in _live(plan))
             program = made = cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes)
-        count = len(graph.nodes)
-        with _no_interrupt():
+        with no_interrupt():
             done, graph = graph, Graph()
             done.nodes = []  # drop our references to the leaves: donation needs them gone
             before = _now() if active is not None else 0
@@ -136,10 +138,9 @@ def flush(reason: str | None) -> None:
             for pending, array in zip(plan.alive, arrays, strict=True):
                 pending.array = array
         if active is not None:
-            _record(
-                active, program, made, reason, "fused", where.site(), start, before, after, len(plan.leaves),
-                len(arrays), len(plan.donated), count, token,
-            )  # fmt: skip
+            counts = launches.Counts(len(plan.leaves), len(arrays), len(plan.donated))
+            times = (start, before, after)
+            launches.record(active, program, made, reason, "fused", where.site(), times, counts, token)
 
 
 def _size(shape) -> int:
@@ -168,7 +169,7 @@ def waiting(reason: str):
 
 
 @contextlib.contextmanager
-def _no_interrupt():
+def no_interrupt():
     """Hold Ctrl-C back while values change hands (microseconds), then let it through."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
@@ -187,71 +188,3 @@ def forget() -> None:
     """Drop all programs and what is deferred and unreachable; values stay."""
     flush("synchronize")
     cache.clear()
-
-
-# --- records -----------------------------------------------------------------------------------------------------
-
-_watched: queue.SimpleQueue = queue.SimpleQueue()
-_watcher: threading.Thread | None = None
-
-
-def launches_so_far(active: trace.Trace) -> int:
-    """The index that the next launch record will have."""
-    return active.meta.get("launches", 0)
-
-
-def _record(active, program, made, reason, mode, site, start, before, after, n_in, n_out, donated, n_ops, wait_for):
-    index = launches_so_far(active)
-    active.meta["launches"] = index + 1
-    compile_ns = 0 if made is None else round(sum(made.seconds) * 1e9)
-    first = active.meta.get("ops_launched", 0)
-    ops = tuple(active.meta.get("unlaunched", ()))
-    active.meta["unlaunched"] = []
-    del first, n_ops
-    record = trace.LaunchRecord(
-        index=index, ops=ops, cache="hit" if made is None else "disk" if made.tier == "disk" else "miss",
-        reason=reason, file=site.file, line=site.line, code=site.code, mode=mode, key=program.digest, time_ns=start,
-        lookup_ns=max(before - start - compile_ns, 0), compile_ns=compile_ns, dispatch_ns=after - before, device_ns=0,
-        flops=program.flops, bytes=program.nbytes, inputs=n_in, outputs=n_out, donated=donated, step=len(active.steps),
-    )  # fmt: skip
-    position = len(active.launches)
-    active.add("launches", record)
-    if made is not None:
-        active.add("compiles", record_compile(made, index))
-    if position < len(active.launches):
-        _watch((active, position, before, wait_for))
-
-
-def _watch(item) -> None:
-    global _watcher
-    if _watcher is None or not _watcher.is_alive():
-        _watcher = threading.Thread(target=_watch_loop, name="tpu_lab device clock", daemon=True)
-        _watcher.start()
-    _watched.put(item)
-
-
-def _watch_loop() -> None:
-    """Note when each launch is ready: device time = ready - max(its dispatch, the one before it ready)."""
-    last = 0
-    while True:
-        item = _watched.get()
-        if isinstance(item, threading.Event):
-            item.set()
-            continue
-        active, position, before, wait_for = item
-        with contextlib.suppress(Exception):  # a deleted or failed result has no time of its own
-            jax.block_until_ready(wait_for)
-            ready = _now()
-            record = active.launches[position]
-            begun = max(before, last)
-            active.launches[position] = dataclasses.replace(record, device_ns=max(ready - begun, 0), ready_ns=ready)
-            last = ready
-        del item, wait_for
-
-
-def drain() -> None:
-    """Wait until the device time of every recorded launch is known."""
-    if _watcher is not None and _watcher.is_alive():
-        event = threading.Event()
-        _watched.put(event)
-        event.wait()

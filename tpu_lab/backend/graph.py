@@ -18,6 +18,7 @@ from tpu_lab.backend import causes
 from tpu_lab.backend.storage import Pending
 
 SIZE_LIMIT = 4000  # ops; a longer graph is flushed
+LOOP_CHECK = 1000  # ops; from here on a graph is looked at for a loop that never reads a value
 _HELD = 3  # references to a leaf that are ours during `plan`: the loop's list, its variable, getrefcount's argument
 
 
@@ -44,11 +45,49 @@ class Plan(NamedTuple):
     donated: tuple
 
 
+def period(ids: list[int]) -> int:
+    """The length of the run of ops that the list ends with at least three times; 0 if there is none.
+
+    The failure function of Knuth, Morris and Pratt on the reversed list: a tail of length n repeats with n - fail(n).
+    """
+    ids = ids[::-1]
+    fail, k = [0], 0
+    best = 0
+    for i in range(1, len(ids)):
+        while k and ids[i] != ids[k]:
+            k = fail[k - 1]
+        k += ids[i] == ids[k]
+        fail.append(k)
+        p = i + 1 - k
+        if p * 3 <= i + 1 and i + 1 >= len(ids) // 2:  # most of the graph is the loop
+            best = p
+    return best
+
+
 class Graph:
     """Ops recorded and not yet run."""
 
     def __init__(self):
         self.nodes: list[Node] = []
+        self.flush_at = LOOP_CHECK  # ask `full` at this length
+        self.period = 0
+
+    def full(self) -> str | None:
+        """Why to flush now: "loop", "size limit", or None (then `flush_at` has moved on).
+
+        A loop that reads nothing would be cut somewhere in its body, each time elsewhere, and compile each time. So
+        once the recorded ops repeat, the cut is at a multiple of the period: equal graphs from then on.
+        """
+        length = len(self.nodes)
+        if self.period:
+            return "loop"
+        if length >= SIZE_LIMIT:
+            return "size limit"
+        self.period = period([node.sig.id for node in self.nodes])
+        if self.period and length % self.period == 0:
+            return "loop"
+        self.flush_at = length + self.period - length % self.period if self.period else length + LOOP_CHECK
+        return None
 
     def add(self, sig, values, floats, ints) -> list[Pending]:
         """Record one op over values (jax.Array or Pending of this graph); its results as pending values."""

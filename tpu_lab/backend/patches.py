@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tpu_lab.backend import compile, executor, host, recorder, resize, state
+from tpu_lab.backend import (
+    accelerator, amp, compile, executor, forks, generators, host, modules, precision, recorder, resize, serial, state,
+)  # fmt: skip
 
 
 def apply() -> None:
     """Install all patches. CPU and CUDA tensors keep their behaviour."""
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)  # x.tpu(), x.is_tpu, module.tpu(), storage.tpu()
+    serial.apply()
+    resize.patch_storage_resize()
+    modules.apply()
+    forks.apply()
+    accelerator.apply()
+    generators.apply()
+    amp.apply()
+    _matmul_precision()
     _optimizer_hooks()
     _printing()
-    resize.patch_storage_resize()
     compile.install()
+
+
+def _matmul_precision() -> None:
+    """torch.set_float32_matmul_precision tells CUDA and mkldnn only: tell this device, too."""
+    original = torch.set_float32_matmul_precision
+
+    @functools.wraps(original)
+    def set_float32_matmul_precision(name):
+        original(name)
+        precision.set("default" if name == "medium" else name)
+
+    torch.set_float32_matmul_precision = set_float32_matmul_precision
 
 
 def _optimizer_hooks() -> None:
@@ -21,10 +45,10 @@ def _optimizer_hooks() -> None:
     from tpu_lab import trace
 
     def before(optimizer, args, kwargs):
-        recorder.phase = "optimizer"
+        recorder.optimizer = type(optimizer).__name__
 
     def after(optimizer, args, kwargs):
-        recorder.phase = None
+        recorder.optimizer = None
         with state.lock:
             executor.flush("step end")
         if trace.active is not None:

@@ -7,12 +7,12 @@ import time
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, where
+from tpu_lab.backend import launches, where
 
 _forward: dict[int, tuple[int, where.Site, str]] = {}  # autograd sequence number -> (op index, site, module)
 _owner = None  # the trace that `_forward` belongs to
 _sequence = torch._C._autograd._get_sequence_nr if hasattr(torch._C._autograd, "_get_sequence_nr") else None
-phase = None  # "optimizer" while an optimizer steps
+optimizer = None  # the class name of the optimizer that is stepping: it stands for the module
 
 
 def begin(record, sig, start: int) -> None:
@@ -40,13 +40,14 @@ def write(name, inputs, outputs, static, kind, start, flops=0, nbytes=0, launche
         if site is where.NOWHERE:
             site = where.site(3)
     else:
-        way = phase or "forward"
-        site, module = where.site(3), where.module()
+        way = "optimizer" if optimizer else "forward"
+        site, module = where.site(3), optimizer or where.module()
         if way == "forward" and torch.is_grad_enabled() and _sequence is not None:
             _forward.setdefault(_sequence() - 1, (index, site, module))
+    launches.op_site = site
     launch = None
     if launched:
-        launch = executor.launches_so_far(active)
+        launch = launches.so_far(active)
         active.meta.setdefault("unlaunched", []).append(index)
     active.add(
         "ops",
@@ -59,6 +60,6 @@ def write(name, inputs, outputs, static, kind, start, flops=0, nbytes=0, launche
 
 def end(start: int) -> None:
     """The op's call returns: its record, if it is still the last one, learns how long the whole call took on the host."""
-    active = trace.active
+    active, launches.op_site = trace.active, None
     if active is not None and active.ops and active.ops[-1].time_ns == start:
         object.__setattr__(active.ops[-1], "host_ns", time.perf_counter_ns() - start)  # nobody has read it yet
