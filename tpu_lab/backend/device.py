@@ -28,7 +28,7 @@ def register() -> None:
 
     storage.DEVICE = torch.device("tpu:0")
     torch._register_device_module("tpu", tpu.module)
-    sys.modules["torch.tpu"] = tpu.module
+    tpu.install()
     torch._C._acc.register_python_privateuseone_hook(_hooks)
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
     kernels.register()

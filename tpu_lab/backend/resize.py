@@ -15,9 +15,11 @@ from tpu_lab.backend.window import base, contiguous_strides
 
 def resize_storage(where: torch.UntypedStorage, nbytes: int) -> None:
     """Give a "tpu" storage another size in bytes; what fits of its values stays, new memory is zeros."""
-    old, cell = where.nbytes(), getattr(where, "_tpu", None)
-    if nbytes == old:
+    if nbytes == where.nbytes():
         return
+    if hasattr(where, "_raw"):  # bytes that no tensor has claimed yet
+        storage.adopt(where, torch.empty((where.nbytes(),), dtype=torch.uint8, device="meta"))
+    old, cell = where.nbytes(), getattr(where, "_tpu", None)
     if cell is not None and nbytes and old and cell.value is not None:
         value, to = _resized(cell, nbytes)
     else:
@@ -48,13 +50,11 @@ def _resized(cell, nbytes: int):
     return made.value, made.base
 
 
-def _room(tensor: torch.Tensor, where, offset: int, size, stride) -> None:
-    """Grow a storage until this geometry fits, as PyTorch does."""
+def _bytes(tensor: torch.Tensor, offset: int, size, stride) -> int:
+    """How far into the storage this geometry reaches."""
     if 0 in size:
-        return
-    need = (offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * tensor.element_size()
-    if need > where.nbytes():
-        resize_storage(where, need)
+        return 0
+    return (offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * tensor.element_size()
 
 
 def resize_(self, size, memory_format=None):
@@ -63,13 +63,15 @@ def resize_(self, size, memory_format=None):
         return self
     meta = torch.empty(size, dtype=self.dtype, device="meta", memory_format=memory_format or torch.contiguous_format)
     where = self.untyped_storage()
-    _room(self, where, self.storage_offset(), meta.shape, meta.stride())
+    need = _bytes(self, self.storage_offset(), meta.shape, meta.stride())
+    if need > where.nbytes():
+        resize_storage(where, need)
     storage.set_metadata(self, where, self.storage_offset(), meta.shape, meta.stride())
     return self
 
 
 def set_source(self, source, *rest):
-    """`set_` from a storage or a tensor: metadata only; a storage that is too small grows, as on the CPU."""
+    """`set_` from a storage or a tensor: metadata only. RuntimeError if the storage is too small."""
     if isinstance(source, torch.Tensor):
         where = source.untyped_storage()
         offset, size, stride = rest if rest else (source.storage_offset(), source.shape, source.stride())
@@ -77,7 +79,12 @@ def set_source(self, source, *rest):
         where = source if isinstance(source, torch.UntypedStorage) else source._untyped_storage
         offset, size, stride = rest if rest else (0, (where.nbytes() // self.element_size(),), (1,))
     stride = stride or contiguous_strides(size)
-    _room(self, where, offset, size, stride)
+    need = _bytes(self, offset, size, stride)
+    if need > where.nbytes():
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{self.element_size()} requiring a storage size of {need} are out of bounds for storage of size {where.nbytes()}"
+        )
     storage.set_metadata(self, where, offset, size, stride)
     return self
 

@@ -102,20 +102,25 @@ def cell(tensor: torch.Tensor) -> Cell:
         return storage._tpu
     except AttributeError:
         pass
-    if storage.nbytes() == 0:  # torch made an empty storage itself (tensor.set_(), a fresh out=)
-        return adopt(storage, tensor.dtype)
+    if storage.nbytes() == 0 or hasattr(storage, "_raw"):  # torch made an empty one itself, or serial.py made it
+        return adopt(storage, tensor)
     raise RuntimeError(
         f"this tensor of shape {tuple(tensor.shape)} lies on a 'tpu' storage that no tpu_lab call made: "
         "it was built from a raw data pointer. Copy the values instead: source.to('tpu')"
     )
 
 
-def adopt(storage, dtype: torch.dtype) -> Cell:
-    """Give a storage without a value zeros of its size, seen as `dtype`."""
-    import jax.numpy as jnp
+def adopt(storage, tensor: torch.Tensor) -> Cell:
+    """Give a storage without a cell one that fits its first tensor: the bytes that `_raw` holds, else no value yet."""
+    where, order = layout(tensor.shape, tensor.stride(), tensor.dtype)
+    if order is None or tensor.storage_offset() or where.nbytes != storage.nbytes():
+        where = base((storage.nbytes() // tensor.dtype.itemsize,), tensor.dtype)
+    raw, value = storage.__dict__.pop("_raw", None), None
+    if raw is not None:
+        import jax
 
-    where = base((storage.nbytes() // dtype.itemsize,), dtype)
-    storage._tpu = found = Cell(jnp.zeros(where.shape, where.jdtype), where)
+        value = jax.device_put(raw[: where.nbytes].view(where.jdtype).reshape(where.shape))
+    storage._tpu = found = Cell(value, where)
     return found
 
 

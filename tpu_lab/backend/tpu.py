@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import importlib.machinery
+import sys
 import types
 
 import torch
 
-from tpu_lab.backend import executor, host, memory, precision, rng, state
+from tpu_lab.backend import executor, forks, memory, pallas, precision, rng, state, streams
 from tpu_lab.backend.cache import cache
 from tpu_lab.backend.state import EagerMode
+from tpu_lab.backend.streams import index_of
 
 
 class _Module(types.ModuleType):
@@ -64,140 +68,9 @@ def current_device() -> int:
     return 0
 
 
-def _index(device) -> int:
-    if device is None:
-        return 0
-    if isinstance(device, int):
-        index = device
-    else:
-        device = torch.device(device)
-        if device.type != "tpu":
-            raise ValueError(f"expected a tpu device, got {device}")
-        index = device.index or 0
-    if index not in (0, -1):
-        raise RuntimeError(f"there is no tpu:{index}: a process has one TPU device, tpu:0")
-    return 0
-
-
 def set_device(device) -> None:
     """Accepts tpu:0 only; RuntimeError for another index."""
-    _index(device)
-
-
-class device:
-    """Context manager over a device index; there is only 0 (or -1, which changes nothing)."""
-
-    def __init__(self, device):
-        _index(device)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        return False
-
-
-class device_of(device):
-    """Context manager over a tensor's device."""
-
-    def __init__(self, obj):
-        super().__init__(0)
-
-
-def synchronize(device=None) -> None:
-    """Run what is deferred and wait until the device has finished."""
-    _index(device)
-    host.synchronize()
-
-
-class Stream:
-    """The one stream: XLA orders work itself."""
-
-    def __init__(self, device=None, priority=0, **_):
-        self.device = torch.device("tpu:0")
-        self.stream_id, self.device_index, self.device_type = 0, 0, 20
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        synchronize()
-
-    def wait_stream(self, stream) -> None:
-        """Work is already in order."""
-
-    def wait_event(self, event) -> None:
-        """Work is already in order."""
-
-    def record_event(self, event=None):
-        """An event at this point of the stream."""
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def query(self) -> bool:
-        """True: nothing is left to do after a synchronize."""
-        synchronize()
-        return True
-
-    def __eq__(self, other):
-        return isinstance(other, Stream)
-
-    def __hash__(self):
-        return 0
-
-
-class Event:
-    """A point in time on the device. `elapsed_time` is in milliseconds; recording waits for the device."""
-
-    def __init__(self, enable_timing=False, blocking=False, interprocess=False):
-        self.enable_timing, self._at = enable_timing, None
-
-    def record(self, stream=None) -> None:
-        """Wait for the device and take the time."""
-        import time
-
-        synchronize()
-        self._at = time.perf_counter()
-
-    def elapsed_time(self, end) -> float:
-        """Milliseconds from this event to `end`; RuntimeError unless both are recorded with enable_timing=True."""
-        if not (self.enable_timing and end.enable_timing):
-            raise RuntimeError("both events need enable_timing=True for elapsed_time")
-        if self._at is None or end._at is None:
-            raise RuntimeError("both events must be recorded before elapsed_time")
-        return (end._at - self._at) * 1e3
-
-    def query(self) -> bool:
-        """True: recording has waited."""
-        return True
-
-    def wait(self, stream=None) -> None:
-        """Work is already in order."""
-
-    def synchronize(self) -> None:
-        """Recording has waited."""
-
-
-_stream = Stream()
-
-
-def current_stream(device=None) -> Stream:
-    """The one stream."""
-    return _stream
-
-
-def default_stream(device=None) -> Stream:
-    """The one stream."""
-    return _stream
-
-
-def set_stream(stream) -> None:
-    """There is only one stream."""
-
-
-@contextlib.contextmanager
-def stream(stream):
-    """There is only one stream."""
-    yield
+    index_of(device)
 
 
 def manual_seed(seed: int) -> None:
@@ -219,25 +92,36 @@ def seed() -> int:
 
 def get_rng_state(device="tpu") -> torch.Tensor:
     """uint8 CPU tensor of 16 bytes."""
-    _index(device)
+    index_of(device)
     return rng.get_state()
 
 
 def set_rng_state(new_state, device="tpu") -> None:
     """Restore what get_rng_state gave."""
-    _index(device)
+    index_of(device)
     rng.set_state(new_state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """get_rng_state of every device: there is one."""
+    return [rng.get_state()]
+
+
+def set_rng_state_all(new_states) -> None:
+    """Restore what get_rng_state_all gave."""
+    for new_state in new_states:
+        rng.set_state(new_state)
 
 
 def get_device_name(device=None) -> str:
     """ "TPU v6e" on a chip, "XLA:CPU (TPU Lab)" without one."""
-    _index(device)
+    index_of(device)
     return memory.device_name()
 
 
 def get_device_properties(device=None):
     """name, platform, total_memory (bytes), num_cores."""
-    _index(device)
+    index_of(device)
     return memory.properties()
 
 
@@ -256,17 +140,19 @@ def is_bf16_supported(including_emulation=True) -> bool:
     return True
 
 
-class Precision:
+class Precision(enum.Enum):
     """How many bfloat16 passes a float32 matmul takes: DEFAULT 1, HIGH 3, HIGHEST 6 (relative error about 2.4e-3, 1.3e-5, 7e-8)."""
 
-    DEFAULT, HIGH, HIGHEST = "default", "high", "highest"
+    DEFAULT = "default"
+    HIGH = "high"
+    HIGHEST = "highest"
 
 
 @contextlib.contextmanager
 def set_precision(mode):
-    """The float32 matmul precision inside the block; ValueError for an unknown one."""
+    """The float32 matmul precision inside the block: a Precision or its name; ValueError for an unknown one."""
     before = precision.level
-    precision.set(mode)
+    precision.set(mode.value if isinstance(mode, Precision) else str(mode).lower())
     try:
         yield
     finally:
@@ -317,24 +203,41 @@ def _custom_compiler_options(options: dict):
             state.compiler_options = before
 
 
-module = _Module("torch.tpu", __doc__)
+def _package(name: str, doc: str, kind=types.ModuleType):
+    """A module that `import` finds: torch.tpu has no files."""
+    made = kind(name, doc)
+    made.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    made.__path__ = []
+    return made
+
+
+module = _package("torch.tpu", __doc__, _Module)
 for _name in (
-    "EagerMode set_eager_mode is_available is_initialized device_count current_device set_device device device_of synchronize "
-    "Stream Event current_stream default_stream set_stream stream manual_seed initial_seed seed get_rng_state set_rng_state "
+    "EagerMode set_eager_mode is_available is_initialized device_count current_device set_device manual_seed initial_seed seed "
+    "get_rng_state set_rng_state get_rng_state_all set_rng_state_all "
     "get_device_name get_device_properties get_device_capability get_amp_supported_dtype is_bf16_supported Precision "
     "_get_cache_stats _get_cache_hits _get_cache_misses _get_cache_requests _clear_cache _set_cache_only"
 ).split():
     setattr(module, _name, globals()[_name])
+for _name in "device device_of synchronize Stream Event current_stream set_stream stream".split():
+    setattr(module, _name, getattr(streams, _name))
+for _name in memory.PUBLIC:
+    setattr(module, _name, getattr(memory, _name))
+module.default_stream = streams.current_stream
 module.precision = set_precision
 module.manual_seed_all = manual_seed
 module.seed_all = seed
 module.default_generators = (rng.default,)
-module._is_in_bad_fork = lambda: False
+module._is_in_bad_fork = forks.in_bad_fork
 module.init = lambda: None
-module._initialized = True
-for _name in memory.PUBLIC:
-    setattr(module, _name, getattr(memory, _name))
-compiler = types.ModuleType("torch.tpu.compiler", "XLA options")
+module._initialized = True  # torch.utils.checkpoint saves the random state only of a device that is initialised
+compiler = _package("torch.tpu.compiler", "XLA options for what is compiled inside a block")
 compiler.custom_compiler_options = _custom_compiler_options
 module.compiler = compiler
-module.__path__ = []  # a package: torch.tpu.compiler imports
+module.pallas = _package("torch.tpu.pallas", pallas.__doc__)
+module.pallas.jax_op = pallas.jax_op
+
+
+def install() -> None:
+    """Let `import torch.tpu.compiler` and the like find the modules."""
+    sys.modules.update({m.__name__: m for m in (module, compiler, module.pallas)})
