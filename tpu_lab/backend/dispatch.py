@@ -39,7 +39,8 @@ class Record:
             self.functional = None
         if self.lowering is not None:
             self.written += self.lowering.mutates
-        self.dropped = registry.NEVER_PASSED | {a.name for a in self.schema.arguments if a.is_out}
+        self.outs = {a.name for a in self.schema.arguments if a.is_out}
+        self.dropped = registry.NEVER_PASSED | self.outs
         self.kinds = [self._kind(a) for a in self.schema.arguments]
         self.kwkinds = {a.name: k for a, k in zip(self.schema.arguments, self.kinds, strict=True)}
         self.meta = None  # False once it is known that PyTorch has no meta kernel
@@ -202,6 +203,10 @@ def _build(record, args, kwargs, cells, key, alias):
         sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
     except (RuntimeError, IndexError, TypeError, ValueError) as found:
         raise native.error(record, args, kwargs) or found from None
+    if record.outs and sig.odd_out:  # meta kernels cast and resize `out=` more than the CPU's do
+        wrong = native.error(record, args, kwargs)
+        if wrong is not None and native.ABOUT_OUT.search(str(wrong)):
+            raise wrong
     if len(_signatures) >= LIMIT:
         for old in list(_signatures)[: LIMIT // 4]:
             del _signatures[old]
@@ -212,8 +217,9 @@ def _build(record, args, kwargs, cells, key, alias):
 def _resized(record, sig, args, kwargs):
     """`out=` of another shape: resize it as PyTorch does, then run."""
     tensors = signature.tensors_in([*args, *kwargs.values()], [])
-    for i, shape in sig.resize:
+    for i, shape, stride in sig.resize:
         torch.ops.aten.resize_(tensors[i], shape)
+        storage.set_metadata(tensors[i], tensors[i].untyped_storage(), tensors[i].storage_offset(), shape, stride)
     return call(record, args, kwargs)
 
 

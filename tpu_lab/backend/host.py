@@ -32,7 +32,8 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     array = np.array(array, copy=True, order="C")
     if dtype in _VIEWS:
         return torch.from_numpy(array.view(np.dtype(f"i{dtype.itemsize}"))).view(dtype)
-    return torch.from_numpy(array)
+    out = torch.from_numpy(array)
+    return out.as_strided(out.shape, contiguous_strides(out.shape))  # numpy has other strides where a size is 0 or 1
 
 
 def put(tensor: torch.Tensor) -> jax.Array:

@@ -5,28 +5,37 @@ The meta kernels find the same mistakes, but some word them in their own way.
 
 from __future__ import annotations
 
+import re
+import warnings
+
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 LIMIT = 1 << 20  # elements of all arguments together; above it the meta kernel's words have to do
+ABOUT_OUT = re.compile("shape|dtype|cast|memory location")  # not: that a matrix of zeros is singular
 
 
 def error(record, args, kwargs) -> Exception | None:
     """What the CPU raises for this call; None if it raises nothing or the arguments are too big to try."""
-    seen = 0
+    seen, made = 0, {}
 
     def stand_in(value):
         nonlocal seen
         if isinstance(value, torch.Tensor):
-            seen += value.numel()
-            if seen > LIMIT:
-                raise MemoryError
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").zero_()
+            if id(value) not in made:
+                seen += value.numel()
+                if seen > LIMIT:
+                    raise MemoryError
+                fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+                fresh.untyped_storage().fill_(0)
+                made[id(value)] = fresh
+            return made[id(value)]
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             return [stand_in(v) for v in value]
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices=()):
+        warnings.simplefilter("ignore")
         try:
             record.overload(*[stand_in(a) for a in args], **{k: stand_in(v) for k, v in kwargs.items()})
         except MemoryError:

@@ -54,7 +54,7 @@ class Signature:
     """See the module's docstring. `fn(values, floats, ints) -> [fresh bases..., written bases...]`."""
 
     __slots__ = (
-        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "options", "out_text", "plain", "program", "record",
+        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "odd_out", "options", "out_text", "plain", "program", "record",
         "resize", "result",
         "rng", "static", "windows", "writes",
     )  # fmt: skip
@@ -116,12 +116,16 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     wmetas = [t for name in record.written for t in tensors_in(wmetas.get(name), [])]
     sig.writes = [order[id(t)] for t in written]
     sig.resize = [
-        (i, tuple(m.shape)) for i, t, m in zip(sig.writes, written, wmetas, strict=True) if t.shape != m.shape
+        (i, tuple(m.shape), m.stride()) for i, t, m in zip(sig.writes, written, wmetas, strict=True) if t.shape != m.shape
     ]
     overlap.check(record, windows, sig.writes, alias)
     fresh, sig.result = _results(record, given, declared)
+    if record.name.split(".")[1].endswith("_like") and kwargs.get("memory_format") in (None, torch.preserve_format):
+        if storage.layout(args[0].shape, args[0].stride(), args[0].dtype)[1] is not None:  # dense: meta may simplify strides
+            fresh = [torch.empty_strided(args[0].shape, args[0].stride(), dtype=fresh[0].dtype, device="meta")]
     sig.fresh = [_fresh(m) for m in fresh]
     want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
+    sig.odd_out = bool(sig.resize) or any(windows[i].dtype != d for i, (_, d) in zip(sig.writes, want or ()))
     compute = None
     if record.lowering is not None:
         compute = lowering.promoted(record.lowering, metas, kmetas)

@@ -121,12 +121,13 @@ class Window:
             return array
         same = self.dtype == self.base.dtype
         flat = array if same else bitcast(array.reshape(-1), self.base.dtype, self.dtype)
+        if self.broadcast:
+            values = self._changed(array, values)
         if self.plan is None:
-            out = flat.reshape(-1).at[self._indices()].set(values)
+            out = flat.reshape(-1).at[self._indices()].set(jnp.broadcast_to(values, self.size) if self.broadcast else values)
         else:
             split, slices, permutation, kept = self.plan
             dims = sorted(d for d, _ in kept)
-            values = lax.slice(values, [0] * len(self.size), self._unbroadcast()) if self.broadcast else values
             values = values.reshape([self.size[d] for d in dims])
             values = values.transpose(np.argsort(permutation)) if permutation else values
             out = flat.reshape(split)
@@ -147,8 +148,21 @@ class Window:
                 out = jnp.concatenate([out, array.reshape(-1)[out.size :]])
         return out.reshape(self.base.shape)
 
-    def _unbroadcast(self):
-        return [1 if s == 0 else n for n, s in zip(self.size, self.stride, strict=True)]
+    def _changed(self, array, values):
+        """One value for all elements that share a place through a stride of 0: the last that differs from the old value.
+
+        Shape `size` with 1 where the stride is 0.
+        """
+        shared = [d for d, (n, s) in enumerate(zip(self.size, self.stride, strict=True)) if s == 0 and n > 1]
+        rest = [d for d in range(len(self.size)) if d not in shared]
+        many = math.prod(self.size[d] for d in shared)
+
+        def last(x):
+            return x.transpose(rest + shared).reshape([self.size[d] for d in rest] + [many])
+
+        new, old = last(values), last(self.read(array))
+        at = many - 1 - jnp.argmax(jnp.flip(new != old, -1), -1, keepdims=True)  # no change: the last one
+        return jnp.take_along_axis(new, at, -1).reshape([1 if d in shared else n for d, n in enumerate(self.size)])
 
     def _indices(self):
         """Flat positions of all elements, shape `size`."""
