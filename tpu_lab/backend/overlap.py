@@ -22,7 +22,7 @@ APART = frozenset(
     gather index_select cat take""".split()
 )
 # A broadcast target is only deprecated here: `Window.write` keeps what the op changed.
-ALLOWED = frozenset("zero_ masked_fill_ index_fill_ index_put_ _index_put_impl_".split())
+ALLOWED = frozenset("zero_ fill_ masked_fill_ index_fill_ index_put_ _index_put_impl_".split())
 
 
 def check(record, windows: list[Window], writes: list[int], alias) -> None:

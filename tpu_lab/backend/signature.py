@@ -115,8 +115,12 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     wmetas = dict(zip(names, metas, strict=False)) | kmetas
     wmetas = [t for name in record.written for t in tensors_in(wmetas.get(name), [])]
     sig.writes = [order[id(t)] for t in written]
+    like = tensors_in(computed, [])  # a resized `out=` gets the strides that a new result would have
+    like = like if len(like) == len(wmetas) else wmetas
     sig.resize = [
-        (i, tuple(m.shape), m.stride()) for i, t, m in zip(sig.writes, written, wmetas, strict=True) if t.shape != m.shape
+        (i, tuple(m.shape), n.stride() if n.shape == m.shape else m.stride())
+        for i, t, m, n in zip(sig.writes, written, wmetas, like, strict=True)
+        if t.shape != m.shape
     ]
     overlap.check(record, windows, sig.writes, alias)
     fresh, sig.result = _results(record, given, declared)
