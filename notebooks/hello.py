@@ -31,6 +31,55 @@ def _():
     return
 
 
+@app.function(hide_code=True)
+def heading(text):
+    return mo.Html(
+        f'<div role="heading" aria-level="3" style="font-size:17px;line-height:24px;font-weight:600">{text}</div>'
+    )
+
+
+@app.function(hide_code=True)
+def picture(mode, trace):
+    """Each run a row of launches, left to right: the ops above, the launch that ran them below, hit or miss."""
+    glyphs = {
+        "hit": ("#009E73", "✓", "hit"),
+        "miss": ("transparent", "✗", "miss"),
+        "disk": ("transparent", "D", "disk hit"),
+    }
+    edge = "1px solid color-mix(in srgb,currentColor 60%,transparent)"
+    hatch = "repeating-linear-gradient(45deg,rgb(0 0 0/.14) 0 1px,transparent 1px 5px)"
+    half, rows = len(trace.launches) // 2, []
+    for when, launches in (("first time", trace.launches[:half]), ("second time", trace.launches[half:])):
+        columns = []
+        for launch in launches:
+            names = [trace.ops[i].name.split(".")[1] for i in launch.ops if trace.ops[i].kind != "view"]
+            ops = "".join(
+                f'<div style="flex:1 1 64px;border:{edge};border-radius:3px;padding:4px 8px;text-align:center;'
+                f'background:{hatch},#56B4E9;color:#000">{name}</div>'
+                for name in names
+            )
+            ground, glyph, word = glyphs[launch.cache]
+            ink = "#fff" if launch.cache == "hit" else "currentColor"
+            ring = {"hit": "#009E73", "miss": "#D55E00", "disk": "#009E73"}[launch.cache]
+            columns.append(
+                f'<div style="flex:{len(names)} 1 0;min-width:72px"><div style="display:flex;gap:2px">{ops}</div>'
+                f'<div style="border:{edge};border-radius:3px;margin-top:3px;padding:4px 8px;display:flex;gap:8px;'
+                f'justify-content:center;align-items:center"><span style="width:16px;height:16px;line-height:14px;'
+                f"border-radius:3px;border:1.5px solid {ring};background:{ground};color:{ink};text-align:center;"
+                f'font-weight:700;font-size:11px">{glyph}</span>{word}</div></div>'
+            )
+        rows.append(
+            '<div style="display:flex;gap:12px;align-items:center;margin-top:8px">'
+            f'<div style="width:86px;opacity:.68">{when}</div>'
+            f'<div style="flex:1;display:flex;gap:10px">{"".join(columns)}</div></div>'
+        )
+    said = f"{mode} mode: {half} launches a run; " + ", ".join(launch.cache for launch in trace.launches)
+    return mo.Html(
+        f'<div role="figure" aria-label="{said}" style="font-size:12.5px;line-height:20px;max-width:760px">'
+        f'<div style="font-weight:600">{mode}</div>{"".join(rows)}</div>'
+    )
+
+
 @app.cell
 def _():
     # What the controls start with. A test, or you, can put other values here.
@@ -164,55 +213,6 @@ def _(fused, fused_results, look, rows, strict, strict_results):
     assert len(fused.trace.launches) == (2 if look.value == 4 else 4), "one program, or two when cut"
     assert all(launch.cache == "hit" for launch in fused.trace.launches[len(fused.trace.launches) // 2 :])
     return
-
-
-@app.function(hide_code=True)
-def heading(text):
-    return mo.Html(
-        f'<div role="heading" aria-level="3" style="font-size:17px;line-height:24px;font-weight:600">{text}</div>'
-    )
-
-
-@app.function(hide_code=True)
-def picture(mode, trace):
-    """Each run a row of launches, left to right: the ops above, the launch that ran them below, hit or miss."""
-    glyphs = {
-        "hit": ("#009E73", "✓", "hit"),
-        "miss": ("transparent", "✗", "miss"),
-        "disk": ("transparent", "D", "disk hit"),
-    }
-    edge = "1px solid color-mix(in srgb,currentColor 60%,transparent)"
-    hatch = "repeating-linear-gradient(45deg,rgb(0 0 0/.14) 0 1px,transparent 1px 5px)"
-    half, rows = len(trace.launches) // 2, []
-    for when, launches in (("first time", trace.launches[:half]), ("second time", trace.launches[half:])):
-        columns = []
-        for launch in launches:
-            names = [trace.ops[i].name.split(".")[1] for i in launch.ops if trace.ops[i].kind != "view"]
-            ops = "".join(
-                f'<div style="flex:1 1 64px;border:{edge};border-radius:3px;padding:4px 8px;text-align:center;'
-                f'background:{hatch},#56B4E9;color:#000">{name}</div>'
-                for name in names
-            )
-            ground, glyph, word = glyphs[launch.cache]
-            ink = "#fff" if launch.cache == "hit" else "currentColor"
-            ring = {"hit": "#009E73", "miss": "#D55E00", "disk": "#009E73"}[launch.cache]
-            columns.append(
-                f'<div style="flex:{len(names)} 1 0;min-width:72px"><div style="display:flex;gap:2px">{ops}</div>'
-                f'<div style="border:{edge};border-radius:3px;margin-top:3px;padding:4px 8px;display:flex;gap:8px;'
-                f'justify-content:center;align-items:center"><span style="width:16px;height:16px;line-height:14px;'
-                f"border-radius:3px;border:1.5px solid {ring};background:{ground};color:{ink};text-align:center;"
-                f'font-weight:700;font-size:11px">{glyph}</span>{word}</div></div>'
-            )
-        rows.append(
-            '<div style="display:flex;gap:12px;align-items:center;margin-top:8px">'
-            f'<div style="width:86px;opacity:.68">{when}</div>'
-            f'<div style="flex:1;display:flex;gap:10px">{"".join(columns)}</div></div>'
-        )
-    said = f"{mode} mode: {half} launches a run; " + ", ".join(launch.cache for launch in trace.launches)
-    return mo.Html(
-        f'<div role="figure" aria-label="{said}" style="font-size:12.5px;line-height:20px;max-width:760px">'
-        f'<div style="font-weight:600">{mode}</div>{"".join(rows)}</div>'
-    )
 
 
 if __name__ == "__main__":
