@@ -137,13 +137,13 @@ def test_second_call_compiles_nothing_and_is_one_launch_each_way():
     finally:
         trace.stop()
     launches.drain()
-    launches = [launch for launch in recorded.launches if launch.mode == "compiled"]
-    assert [launch.cache for launch in launches] == ["hit", "hit"]
-    forward, backward = ([recorded.ops[i] for i in launch.ops] for launch in launches)
+    compiled = [launch for launch in recorded.launches if launch.mode == "compiled"]
+    assert [launch.cache for launch in compiled] == ["hit", "hit"]
+    forward, backward = ([recorded.ops[i] for i in launch.ops] for launch in compiled)
     assert {op.phase for op in forward} == {"forward"} and {op.phase for op in backward} == {"backward"}
     assert [op.name for op in forward if op.kind == "matmul"] == ["aten.addmm.default"] * 2
     assert forward[-1].module == "2" and forward[-1].inputs[:2] == ("f32[2]", "f32[3,8]")
-    assert sum(launch.flops for launch in launches) > 2 * (3 * 4 * 8 + 3 * 8 * 2)
+    assert sum(launch.flops for launch in compiled) > 2 * (3 * 4 * 8 + 3 * 8 * 2)
     grads = [op for op in backward if op.name == "aten.mm.default"]
     assert grads and all(recorded.ops[op.forward].phase == "forward" for op in grads)
 

@@ -71,11 +71,11 @@ class Cache:
         cause, why = causes.explain(view, [p.view for p in self.programs.values()], site)
         if self.only:
             raise RuntimeError(f"{site.file}:{site.line} needs a new program ({why}), and only cached programs may run")
-        _disk_event.hit = False
         t0 = time.perf_counter()
         traced = jitted.trace(*args)
         t1 = time.perf_counter()
         lowered = traced.lower()
+        _disk_event.hit = False  # only now: tracing may compile small things of its own
         t2 = time.perf_counter()
         compiled = lowered.compile()
         t3 = time.perf_counter()

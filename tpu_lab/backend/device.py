@@ -24,7 +24,7 @@ def register() -> None:
     _probe()
     _own_the_name()
     jax.config.update("jax_enable_x64", True)  # int64 and float64 tensors are honestly 64-bit
-    from tpu_lab.backend import kernels, patches, storage, tpu
+    from tpu_lab.backend import disk, kernels, patches, storage, tpu
 
     storage.DEVICE = torch.device("tpu:0")
     torch._register_device_module("tpu", tpu.module)
@@ -33,6 +33,7 @@ def register() -> None:
     torch._C._acc.register_python_privateuseone_device_guard(_guard)
     kernels.register()
     patches.apply()
+    disk.install()
     _registered = True
 
 
