@@ -90,7 +90,7 @@ def _run(calls, outputs, key=0) -> list[list[torch.Tensor]]:
             for (entry, compute, args, kwargs), wanted in zip(plans, outputs)
         ]
 
-    return [[to_torch(r) for r in results] for results in jax.jit(run)(jax.random.key(key), leaves)]
+    return [[to_torch(r) for r in results] for results in jax.jit(run, compiler_options=QUICK)(jax.random.key(key), leaves)]
 
 
 def _prepare(overload, args, kwargs, leaves):
@@ -102,7 +102,13 @@ def _prepare(overload, args, kwargs, leaves):
     order = [a.name for a in overload._schema.arguments]
     planned = [_plan(v, order[i], types[order[i]], entry, leaves) for i, v in enumerate(args)]
     named = {k: _plan(v, k, types[k], entry, leaves) for k, v in kwargs.items()}
+    if entry.contiguous:
+        named["contiguous"] = tuple(t.is_contiguous() for t in _tensors([*args, *kwargs.values()]))
     return entry, lowering.promoted(entry, args, kwargs), planned, named
+
+
+# LLVM's optimisation of code that runs once is most of the time of a test.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class _Leaf(int):

@@ -37,6 +37,8 @@ class Lowering:
         Half dtypes are computed in float32 (opmath) and rounded by the output cast, as PyTorch does.
     rng: fn gets a keyword `key`, a jax PRNG key that differs at each call and repeats with the seed.
     out: fn gets a keyword `out`, a tuple of (shape, torch dtype) pairs, PyTorch's own answer for the outputs.
+    contiguous: fn gets a keyword `contiguous`, for each tensor argument whether it is contiguous: the LU that `det`
+        keeps for its derivative is of A or of its transpose, as PyTorch's formula expects from A's strides.
     runtime: names of `float`-typed arguments that are runtime inputs all the same (a learning rate).
     static: names of `Scalar` arguments that stay Python numbers, part of the program (the order of a norm).
     runtime_ints: Python ints in Tensor slots are runtime inputs, too (`x * step`).
@@ -49,6 +51,7 @@ class Lowering:
     promote: str | None = None
     rng: bool = False
     out: bool = False
+    contiguous: bool = False
     runtime: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
     runtime_ints: bool = False

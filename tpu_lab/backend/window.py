@@ -84,7 +84,7 @@ class Window:
         self.offset, self.dtype, self.id = offset, dtype, number
         self.jdtype = dtypes.to_jax(dtype)
         same = dtype == base.dtype
-        self.identity = same and offset == 0 and self.size == base.shape and _is_contiguous(self.size, self.stride)
+        self.identity = same and offset == 0 and self.size == base.shape and is_contiguous(self.size, self.stride)
         self.broadcast = any(n > 1 and s == 0 for n, s in zip(self.size, self.stride, strict=True))
         numel = base.nbytes // dtype.itemsize
         self.plan = None if self.identity else _plan(self.size, self.stride, offset, numel)
@@ -184,7 +184,7 @@ def window(base: Base, size, stride, offset: int, dtype: torch.dtype) -> Window:
     return found
 
 
-def _is_contiguous(size, stride) -> bool:
+def is_contiguous(size, stride) -> bool:
     expected = 1
     for n, s in zip(reversed(size), reversed(stride), strict=True):
         if n == 0:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from tpu_lab.backend.ops.elementwise import rounded
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -193,10 +194,10 @@ def glu(x, dim=-1):
     return a * jax.nn.sigmoid(b)
 
 
-@op(aten.glu_backward, promote="result")
-def glu_backward(g, x, dim):
+@op(aten.glu_backward, promote="result", out=True)
+def glu_backward(g, x, dim, out=None):
     a, b = jnp.split(x, 2, axis=dim)
-    s = jax.nn.sigmoid(b)
+    s = rounded(jax.nn.sigmoid(b), out[0][1])  # PyTorch keeps it in the result's own memory
     return jnp.concatenate([g * s, g * a * s * (1 - s)], axis=dim)
 
 

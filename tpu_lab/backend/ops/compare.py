@@ -20,7 +20,9 @@ COMPARISONS = {
 
 
 def _rank(dtype) -> int:
-    return 3 if jnp.issubdtype(dtype, jnp.complexfloating) else 2 if jnp.issubdtype(dtype, jnp.floating) else dtype != bool
+    return (
+        3 if jnp.issubdtype(dtype, jnp.complexfloating) else 2 if jnp.issubdtype(dtype, jnp.floating) else int(dtype != jnp.bool_)
+    )
 
 
 def _with_number(fn):

@@ -162,7 +162,7 @@ def convert(x, dtype: torch.dtype):
     Narrow integers go through a wider one, since XLA saturates where PyTorch's CPU kernels wrap (-1.0 is 255 as uint8).
     """
     target = dtypes.to_jax(dtype)
-    if target == bool:
+    if target == jnp.bool_:
         return x != 0
     if is_complex(x) and not jnp.issubdtype(target, jnp.complexfloating):
         x = x.real
