@@ -94,10 +94,16 @@ def _aval(name: str, now: str, before: str, hint: bool) -> tuple[str, str]:
     return "shape", f"{name}: {now}, was {before}{guess}"
 
 
+_MAKES = re.compile(r"aten\.(zeros|zeros_like|full_like|empty_like|clone|new_zeros)\b")  # what state begins with
+
+
 def _ops(new: View, old: View) -> str:
     now, before = _names(new), _names(old)
+    more = len(new.leaves) - len(old.leaves)
     for i, (a, b) in enumerate(zip(now, before, strict=False)):
         if a != b:
+            if more > 0 and _MAKES.match(b) and not _MAKES.match(a):
+                return f"{more} more inputs: what {b} made the first time (an optimizer's state) now exists, once"
             return f"{len(now)} ops, were {len(before)}: op {i} is {a}, was {b}"
     if len(now) > len(before):
         return f"{len(now)} ops, were {len(before)}: {len(now) - len(before)} more at the end, from {now[len(before)]} on"
