@@ -32,7 +32,7 @@ def check(record, windows: list[Window], writes: list[int], alias) -> None:
     """
     name = record.schema.name.removeprefix("aten::")
     for i in writes:
-        if windows[i].broadcast and name not in ALLOWED:
+        if windows[i].broadcast and windows[i].numel and name not in ALLOWED:
             raise RuntimeError(INTERNAL)
         for j, other in enumerate(windows):
             if j == i or alias[j] != alias[i]:
