@@ -100,7 +100,7 @@ def smooth_l1_loss(x, target, reduction=MEAN, beta=1.0):
 @op(aten.smooth_l1_loss_backward, promote="result")
 def smooth_l1_loss_backward(grad, x, target, reduction, beta):
     z = x - target
-    slope = jnp.where(jnp.abs(z) < beta, z / beta, jnp.sign(z)) if beta else jnp.sign(z)
+    slope = jnp.where(z <= -beta, -1, jnp.where(z >= beta, 1, z / beta if beta else 0))  # z = beta = 0: -1, as PyTorch
     return _spread(grad, z, reduction) * slope
 
 
