@@ -139,6 +139,7 @@ def test_second_call_compiles_nothing_and_is_one_launch_each_way():
     launches.drain()
     compiled = [launch for launch in recorded.launches if launch.mode == "compiled"]
     assert [launch.cache for launch in compiled] == ["hit", "hit"]
+    assert all(launch.file.endswith("test_compile.py") for launch in compiled)  # backward takes its forward's line
     forward, backward = ([recorded.ops[i] for i in launch.ops] for launch in compiled)
     assert {op.phase for op in forward} == {"forward"} and {op.phase for op in backward} == {"backward"}
     assert [op.name for op in forward if op.kind == "matmul"] == ["aten.addmm.default"] * 2

@@ -62,12 +62,12 @@ class Cache:
             program.used = self.clock
         return program
 
-    def add(self, key: tuple, jitted, args: tuple, view: causes.View, flops: int, nbytes: int) -> Program:
+    def add(self, key: tuple, jitted, args: tuple, view: causes.View, flops: int, nbytes: int, site=None) -> Program:
         """Trace, lower and compile `jitted` for `args` (arrays or avals), and keep it.
 
         RuntimeError when only cached programs may run (`torch.tpu._set_cache_only`, `tpu_lab.no_recompile`).
         """
-        site = where.site()
+        site = site or where.site()
         cause, why = causes.explain(view, [p.view for p in self.programs.values()], site)
         if self.only:
             raise RuntimeError(f"{site.file}:{site.line} needs a new program ({why}), and only cached programs may run")

@@ -123,7 +123,7 @@ def ready() -> None:
     from torch._dynamo import decorators, trace_rules
     from torch._dynamo.backends import registry
 
-    from tpu_lab.backend import compile_hooks, where
+    from tpu_lab.backend import compile_hooks, compiled, where  # noqa: F401  (compiled: loaded, so it is skipped below)
 
     if "tpu" not in registry._COMPILER_FNS:
         registry.register_backend(backend, name="tpu")

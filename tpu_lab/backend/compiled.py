@@ -11,57 +11,34 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_lab import trace
 from tpu_lab.backend import (
     causes,
     compiled_records,
+    compiled_trace,
     executor,
     fxgraph,
     host,
-    lowering,
     precision,
     rng,
     state,
     storage,
-    where,
 )
 from tpu_lab.backend.cache import Program, cache, digest
+from tpu_lab.backend.compiled_trace import Plan, Recipe
 from tpu_lab.backend.storage import Cell
-from tpu_lab.backend.window import Window, contiguous_strides, window
+from tpu_lab.backend.window import contiguous_strides, window
 
 Tensor = torch.Tensor
 _graph_ids = itertools.count()
 _geometry: dict[tuple, int] = {}  # what a plan is made for -> a small number that stands for it in the cache key
 _no_random = None  # a resident array for programs that draw nothing
-
-
-@dataclass(slots=True)
-class Recipe:
-    """What tracing found out; kept with the program (Program.extra)."""
-
-    used: int = 0  # random numbers drawn
-    written: tuple[int, ...] = ()  # array arguments that the graph writes
-    results: list[tuple] = field(default_factory=list)  # see CompiledGraph._recipe
-
-
-@dataclass(slots=True, eq=False)
-class Plan:
-    """Everything a call with one geometry needs."""
-
-    local: tuple
-    windows: list[Window | None]  # None: not a tensor
-    first: tuple[int, ...]  # for each array argument of the program: the call's argument it is read from
-    array_of: list[int]  # for each argument of the call: the program's array argument, -1 if it is no tensor
-    donate: tuple[int, ...]  # array arguments whose memory the program may take
-    programs: list = field(default_factory=lambda: [None, None])  # without donation, with it
 
 
 class CompiledGraph:
@@ -111,7 +88,7 @@ class CompiledGraph:
             if recipe.written:
                 with executor.no_interrupt():
                     out, token = program.call(seed, *arrays)
-                    _write_back(plan, recipe, args, cells, out)
+                    compiled_trace.write_back(plan, recipe, args, cells, out)
             else:
                 out, token = program.call(seed, *arrays)
             if active is not None:
@@ -120,7 +97,7 @@ class CompiledGraph:
                 compiled_records.write(self, active, program, made, start, before, after, counts, token)
             if state.mode() is state.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
                 jax.block_until_ready(token)
-            results = _results(plan, recipe, args, out)
+            results = compiled_trace.results(plan, recipe, args, out)
             args.clear()
             return results
 
@@ -209,18 +186,21 @@ class CompiledGraph:
     def _make(self, key, plan: Plan, arrays, args, donate) -> Program:
         recipe = Recipe()
 
+        static = [a if w is None else None for a, w in zip(args, plan.windows, strict=True)]
+        module, on_cpu = self.module, self.on_cpu
+
         def run(seed, *arrays):
-            return self._trace(plan, recipe, args, seed, arrays)
+            return compiled_trace.trace(module, on_cpu, plan, recipe, static, seed, arrays)
 
         run.__name__ = self.name or f"torch_compile_{self.phase}"
         options = dict(state.compiler_options) or None
         jitted = jax.jit(run, donate_argnums=tuple(1 + n for n in donate), compiler_options=options)
-        infos, site = self.describe(), where.site()
+        infos, site = self.describe(), self.link.site_of(self.phase)
         leaves = tuple((n, repr(w)) for n, w in zip(self.placeholders, plan.windows, strict=True) if w is not None)
         ops = tuple((i.name, i.inputs, i.static) for i in infos)
         view = causes.View("compiled", (site.file, site.line), ops, leaves, (), donate, state.compiler_options)
         flops, nbytes = sum(i.flops for i in infos), sum(a.nbytes for a in arrays)
-        program = cache.add(key, jitted, (_next_seed(0), *arrays), view, flops, nbytes)
+        program = cache.add(key, jitted, (_next_seed(0), *arrays), view, flops, nbytes, site)
         program.extra = recipe
         return program
 
@@ -229,63 +209,6 @@ class CompiledGraph:
         if self.infos is None:
             self.infos = fxgraph.describe(self.module)
         return self.infos
-
-    def _trace(self, plan: Plan, recipe: Recipe, args, seed, arrays):
-        """Inside jax.jit: the graph over tensors that hold tracers. Fills the recipe; gives the arrays to keep."""
-        cells = [Cell(array, plan.windows[i].base) for i, array in zip(plan.first, arrays, strict=True)]
-        context = state.Tracing(seed[0], seed[1])
-        below = torch._C._AutoDispatchBelowAutograd
-        with _disable_current_modes(), state.tracing(context), torch.no_grad(), below():
-            storages: dict[int, object] = {}
-            inputs = []
-            for a, w, n in zip(args, plan.windows, plan.array_of, strict=True):
-                if w is None:
-                    inputs.append(a)
-                    continue
-                if n not in storages:
-                    storages[n] = storage.new_storage(w.base.nbytes)
-                    storages[n]._tpu = cells[n]
-                inputs.append(storage.carrier(storages[n], w))
-            outputs = fxgraph.execute(self.module, inputs)
-            changed = [n for n, array in enumerate(arrays) if cells[n].value is not array]
-            out = [executor.traced(cells[n]) for n in changed]
-            recipe.written, recipe.used = tuple(changed), context.used
-            recipe.results = self._recipe(outputs, inputs, cells, out)
-        return out, jnp.zeros((), jnp.uint8)  # the second is ready when the program is: nobody else holds it
-
-    def _recipe(self, outputs, inputs, cells, out) -> list[tuple]:
-        """How to make each result. Appends to `out` the arrays it needs.
-
-        ("new", array, base, size, stride, offset, dtype), ("arg", argument), ("same", result), ("const", value),
-        ("cpu", array, dtype), ("view of arg", array argument, size, stride, offset, dtype), ("view of out", result, ...)
-        """
-        results: list[tuple] = []
-        argument = {id(t): i for i, t in enumerate(inputs) if isinstance(t, Tensor)}
-        source = {id(c): i for i, c in enumerate(cells)}
-        seen: dict[int, int] = {}  # a cell of the trace -> the output that carries it
-        for position, (t, on_cpu) in enumerate(zip(outputs, self.on_cpu, strict=True)):
-            if not isinstance(t, Tensor):
-                results.append(("const", t))
-                continue
-            if id(t) in argument:
-                results.append(("arg", argument[id(t)]))
-                continue
-            cell = storage.cell(t)
-            geometry = tuple(t.shape), tuple(t.stride()), t.storage_offset()
-            if on_cpu:
-                results.append(("cpu", len(out), t.dtype))
-                out.append(storage.window_of(t, cell.base).read(executor.traced(cell)))
-            elif id(cell) in source:
-                results.append(("view of arg", source[id(cell)], *geometry, t.dtype))
-            elif id(cell) in seen:
-                other = seen[id(cell)]
-                same = outputs[other] is t
-                results.append(("same", other) if same else ("view of out", other, *geometry, t.dtype))
-            else:
-                seen[id(cell)] = position
-                results.append(("new", len(out), cell.base, *geometry, t.dtype))
-                out.append(lowering.cast(executor.traced(cell), cell.base.jdtype))
-        return results
 
 
 def _next_seed(used: int):
@@ -299,47 +222,6 @@ def _next_seed(used: int):
     pair = np.array([rng._signed(g.seed), g.counter + 1], np.int64)
     g.counter += used
     return pair
-
-
-def _write_back(plan: Plan, recipe: Recipe, args, cells, out) -> None:
-    """New values of written arguments into their cells; to the CPU for an argument there (an optimizer's step count)."""
-    for n, array in zip(recipe.written, out, strict=False):
-        i = plan.first[n]
-        if cells[i].__class__ is Cell:
-            cells[i].value = array
-        else:
-            with torch.no_grad():
-                args[i].copy_(host.from_numpy(np.asarray(array), args[i].dtype))
-
-
-def _results(plan: Plan, recipe: Recipe, args, out) -> list:
-    results: list = []
-    for r in recipe.results:
-        what = r[0]
-        if what == "new":
-            results.append(storage.make(out[r[1]], r[2], r[3], r[4], r[6], r[5]))
-        elif what == "arg":
-            results.append(args[r[1]])
-        elif what == "same":
-            results.append(results[r[1]])
-        elif what == "const":
-            results.append(r[1])
-        elif what == "cpu":
-            results.append(host.from_numpy(np.asarray(out[r[1]]), r[2]))
-        else:
-            owner = args[plan.first[r[1]]] if what == "view of arg" else results[r[1]]
-            results.append(_view(owner, *r[2:]))
-    return results
-
-
-def _view(owner, size, stride, offset, dtype):
-    """A view that shares the owner's version counter, so that autograd sees writes to what it saved."""
-    with torch.no_grad():
-        if owner.dtype == dtype:
-            return torch.as_strided(owner, size, stride, offset)
-    out = storage._create((), dtype)
-    storage.set_metadata(out, owner.untyped_storage(), offset, size, stride)
-    return out
 
 
 def _aliases(cells) -> tuple[int, ...]:

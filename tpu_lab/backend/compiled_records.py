@@ -9,16 +9,26 @@ from tpu_lab.backend import launches, recorder, where
 
 
 class Link:
-    """Ties a backward graph to the forward call it belongs to: the record index of each forward op by sequence number."""
+    """Ties a backward graph to the forward call it belongs to: the record index of each forward op by sequence number.
+
+    Autograd's thread has no line of the user on its stack: a backward graph takes that of its forward.
+    """
 
     def __init__(self):
-        self.owner, self.ops = None, {}
+        self.owner, self.ops, self.site = None, {}, where.NOWHERE
+
+    def site_of(self, phase: str) -> where.Site:
+        """The user's line for a launch or a compile now."""
+        site = where.site(2)
+        if phase != "backward":
+            self.site = site
+        return site if site.file else self.site
 
 
 def write(graph, active: trace.Trace, program, made, start, before, after, counts, token) -> None:
     """Append the records of one launch. counts: (inputs, outputs, donated)."""
     began = time.perf_counter_ns()
-    launch, site = launches.so_far(active), where.site(2)
+    launch, site = launches.so_far(active), graph.link.site_of(graph.phase)
     phase = "backward" if graph.phase == "backward" else "optimizer" if recorder.optimizer else "forward"
     first = active.meta.get("ops", 0)
     infos, link = graph.describe(), graph.link

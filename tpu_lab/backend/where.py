@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 import threading
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -77,7 +78,7 @@ def module() -> str:
 def enter(mod, args) -> None:
     """Forward pre-hook of every module. Dynamo sees an empty function instead (compile.py): a graph knows its modules."""
     if not _modules.stack:
-        _modules.names = {id(m): name for name, m in mod.named_modules()}
+        _modules.names = {id(m): name.removeprefix("_orig_mod").lstrip(".") for name, m in mod.named_modules()}
     _modules.stack.append(_modules.names.get(id(mod), type(mod).__name__))
 
 
@@ -95,9 +96,14 @@ def watch_modules():
         hooks.register_module_forward_pre_hook(enter),
         hooks.register_module_forward_hook(leave, always_call=True),
     ]
+    # torch.compile warns that hooks on all modules also run for its wrapper module: ours expect that
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+    ours = warnings.filters[0]
     try:
         yield
     finally:
+        with contextlib.suppress(ValueError):
+            warnings.filters.remove(ours)
         for handle in handles:
             handle.remove()
         _modules.stack.clear()
