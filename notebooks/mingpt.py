@@ -330,8 +330,8 @@ def _(params):
             mo.md("""
             ## Let it write
 
-            Sixty steps teach it which letters are common. Ten times as many teach it words. The button trains with
-            the controls above; that takes a minute or less in fused mode, and longer in strict.
+            A few dozen steps teach it which letters are common. Ten times as many teach it words. The button trains
+            with the controls above; in strict mode that takes longest.
             """),
             more,
         ]
@@ -384,7 +384,7 @@ def _(alone, guess, longer):
 
     - The loss fell from {longer.losses[0]:.2f} to {longer.losses[-1]:.2f} nats a character, and is
       {longer.held_out:.2f} on text that the model never saw.
-    - {_ops:,} ops ran as {_launches:,} launches. The mode changes the launches and the time; the ops and the loss stay.
+    - {_ops:,} ops ran as {_launches:,} launches. The mode changes the launches and the time; the losses stay.
     - A program is compiled once for each new shape and then found again: only the first steps wait for the compiler.
 
     Now try: twice the batch (does a step take twice as long?), `compile`, or the smallest width, where nearly all the
