@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 import tpu_lab  # noqa: F401
 from tpu_lab import trace
@@ -162,6 +163,36 @@ def test_dropout_masks_agree_between_forward_and_backward_and_differ_between_cal
     a = drop(x).cpu()
     torch.manual_seed(7)
     assert torch.equal(a, drop(x).cpu())
+
+
+def test_checkpoint_inside_keeps_its_masks():
+    layer = nn.Linear(8, 8).to("tpu")
+
+    def block(y):
+        return F.dropout(torch.relu(layer(y)), 0.5) * 1.0
+
+    f = torch.compile(lambda x: checkpoint(block, x, use_reentrant=False), backend="tpu")
+    out = f(torch.rand(4, 8).to("tpu").requires_grad_())
+    out.sum().backward()
+    close(layer.bias.grad, (out.detach().cpu() != 0).float().sum(0) * 2)
+
+
+def test_control_flow_is_part_of_the_program():
+    def branch(x, w):
+        return torch.cond(x.sum() > 0, lambda x: (x @ w).t(), lambda x: (x - 1).t(), (x,))
+
+    w = torch.randn(3, 3)
+    f = torch.compile(branch, backend="tpu", fullgraph=True)
+    for sign in (1.0, -1.0):
+        x = torch.full((2, 3), sign)
+        close(f(x.to("tpu"), w.to("tpu")), branch(x, w))
+
+    def halve(x):
+        return torch._higher_order_ops.while_loop(lambda n, x: x.sum() > 1, lambda n, x: (n + 1, x / 2), (torch.zeros((), dtype=torch.int64, device=x.device), x))
+
+    turns, rest = torch.compile(halve, backend="tpu", fullgraph=True)(torch.full((4,), 3.0).to("tpu"))
+    assert turns.item() == 4
+    close(rest, torch.full((4,), 3 / 16))
 
 
 def test_input_mutation():

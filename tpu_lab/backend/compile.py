@@ -16,6 +16,7 @@ Activations cheap to recompute are recomputed (min-cut); random ops never are, s
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 
 import torch
@@ -72,7 +73,6 @@ def on_tpu(gm: torch.fx.GraphModule, example_inputs) -> bool:
 
 
 def _compile(gm, example_inputs, options):
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
     from tpu_lab.backend.compiled import CompiledGraph
@@ -95,9 +95,21 @@ def _compile(gm, example_inputs, options):
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
+
+
+def _partition(joint, inputs, **kwargs):
+    """Min-cut, with random ops saved also where torch.utils.checkpoint asks to compute all again: masks must agree."""
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.graph.nodes:
+        if "recompute" in node.meta and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            for part in (node, *(user for user in node.users if user.target is operator.getitem)):
+                part.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
 def _dying_activations() -> list[int]:

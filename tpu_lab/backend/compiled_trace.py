@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import executor, fxgraph, host, lowering, state, storage
+from tpu_lab.backend import control, executor, fxgraph, host, lowering, state, storage  # noqa: F401  (control: cond)
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import Window
 

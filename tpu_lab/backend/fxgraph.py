@@ -23,6 +23,7 @@ _SIZES = {
     _aten.sym_storage_offset.default: lambda t: int(t.storage_offset()),
 }
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
+higher_order: dict[str, object] = {}  # torch.cond and the like, by name: filled by control.py
 VIEWS = frozenset(
     "t transpose permute view _unsafe_view expand squeeze unsqueeze slice select split unbind as_strided alias detach "
     "diagonal unfold split_with_sizes reshape".split()
@@ -64,7 +65,7 @@ def execute(module: torch.fx.GraphModule, inputs: list) -> list:
         else:
             args, kwargs = fill(node.args), fill(node.kwargs)
             with jax.named_scope(f"{index}:{name_of(node.target)}") if is_op(node) else _NOTHING:
-                values[node] = _call(node.target, args, kwargs)
+                values[node] = _call(node, args, kwargs)
             index += is_op(node)
     raise AssertionError("an FX graph without an output node")
 
@@ -80,7 +81,10 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def _call(target, args, kwargs):
+def _call(node, args, kwargs):
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ in higher_order:
+        return _as_traced(higher_order[target.__name__](*args, **kwargs), node.meta.get("val"))
     if target in _SIZES:
         return _SIZES[target](*args)
     if isinstance(kwargs.get("device"), torch.device):
@@ -89,6 +93,21 @@ def _call(target, args, kwargs):
     if target is torch.ops.prims.device_put.default:
         return args[0]
     return target(*args, **kwargs)
+
+
+def _as_traced(outputs, vals):
+    """The outputs with the strides that AOTAutograd saw."""
+    if not isinstance(vals, (tuple, list)):
+        return outputs
+    return tuple(restrided(o, v) if isinstance(v, torch.Tensor) else o for o, v in zip(outputs, vals, strict=True))
+
+
+def restrided(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The tensor, copied into the strides of `like` where these differ (`like` may have symbolic sizes: then as it is)."""
+    stride = like.stride()
+    if tensor.stride() == stride or not all(type(n) is int for n in (*stride, *like.shape)):
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def is_op(node: Node) -> bool:
