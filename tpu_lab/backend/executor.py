@@ -89,7 +89,7 @@ def _launch(sig, values, floats, ints, mode):
         word = "debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict"
         site = launches.op_site or where.site()  # in backward that of the forward op
         counts = launches.Counts(len(values), len(out), 0)
-        launches.record(active, program, made, word, word, site, (start, before, _now()), counts, out)
+        launches.record(active, program, made, word, word, site, (start, before, _now()), counts, out, (*values, *out))
     return out
 
 
@@ -120,7 +120,7 @@ def flush(reason: str | None) -> None:
         if plan is None:  # nobody holds a result: nothing to run
             graph = Graph()
             return
-        reason = reason or (_waiting[-1] if _waiting else "item")
+        reason = reason or (_waiting[0] if _waiting else "item")  # the outermost: a fallback copies to the CPU
         made, program = None, cache.get(plan.key)
         if program is None:
             jitted, view = graph.program(plan)
@@ -140,7 +140,9 @@ def flush(reason: str | None) -> None:
         if active is not None:
             counts = launches.Counts(len(plan.leaves), len(arrays), len(plan.donated))
             times = (start, before, after)
-            launches.record(active, program, made, reason, "fused", where.site(), times, counts, token)
+            taken = [plan.leaves[n] for n in plan.donated]
+            moved = (*plan.leaves, *arrays)
+            launches.record(active, program, made, reason, "fused", where.site(), times, counts, token, moved, taken)
 
 
 def _size(shape) -> int:

@@ -19,7 +19,7 @@ from tpu_lab.backend.storage import Pending
 
 SIZE_LIMIT = 4000  # ops; a longer graph is flushed
 LOOP_CHECK = 1000  # ops; from here on a graph is looked at for a loop that never reads a value
-_HELD = 3  # references to a leaf that are ours during `plan`: the loop's list, its variable, getrefcount's argument
+_HELD = 2  # references to a leaf that are ours in `_donated`: the list of leaves, getrefcount's argument
 
 
 class Node(NamedTuple):
@@ -102,6 +102,7 @@ class Graph:
         """The key and arguments of running all that is recorded; None if no result is alive."""
         code, floats, ints, leaves, number, uses = [], [], [], [], {}, []
         alive, positions = [], []
+        v = None
         for sig, inputs, start, results, f, i in self.nodes:
             code.append(sig.id)
             for v in inputs:
@@ -124,6 +125,7 @@ class Graph:
                     positions.append(start + k)
         if not alive:
             return None
+        del v  # it would count as a reference to the last leaf
         donated = self._donated(leaves, uses, positions)
         key = ("fused", tuple(code), tuple(positions), donated, options)
         packed = np.array(floats, np.float64), np.array(ints, np.int64)
@@ -136,9 +138,9 @@ class Graph:
         for p in positions:
             room[shapes[p]] = room.get(shapes[p], 0) + 1
         donated = []
-        for n, leaf in enumerate(leaves):
-            if sys.getrefcount(leaf) - uses[n] <= _HELD:
-                shape = (leaf.shape, leaf.dtype)
+        for n in range(len(leaves)):  # no enumerate, no loop variable: each would hold a reference
+            if sys.getrefcount(leaves[n]) - uses[n] <= _HELD:
+                shape = (leaves[n].shape, leaves[n].dtype)
                 if room.get(shape, 0) > 0:
                     room[shape] -= 1
                     donated.append(n)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 
 from tpu_lab import trace
+from tpu_lab.backend import live
 from tpu_lab.backend.cache import record_compile
 
 op_site = None  # where.Site of the op that is being called, while a profile is active
@@ -31,11 +32,11 @@ def so_far(active: trace.Trace) -> int:
     return active.meta.get("launches", 0)
 
 
-def record(active, program, made, reason, mode, site, times, counts: Counts, wait_for) -> None:
+def record(active, program, made, reason, mode, site, times, counts: Counts, wait_for, arrays=None, taken=()) -> None:
     """Append a LaunchRecord (and a CompileRecord if `made`, the program, is new).
 
     times: (start, call into XLA, call returned), host clock in ns. wait_for: an output that is ready when the launch
-    is; the clock's thread holds it until then, so it must not be one whose donation matters.
+    is; the clock's thread holds it until then, so it must not be one whose donation matters. arrays, taken: see live.py.
     """
     start, before, after = times
     index = so_far(active)
@@ -52,6 +53,7 @@ def record(active, program, made, reason, mode, site, times, counts: Counts, wai
     )  # fmt: skip
     position = len(active.launches)
     active.add("launches", launch)
+    live.point(active, arrays, taken)
     if made is not None:
         active.add("compiles", record_compile(made, index))
     if position < len(active.launches):
