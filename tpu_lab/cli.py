@@ -40,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
     examined.add_argument("--chip", action="store_true", help="also take the TPU chip for a moment and run an op on it")
     examined.set_defaults(run=doctor)
 
+    measured = commands.add_parser("bench", help="what the backend costs beside native PyTorch and plain jax")
+    measured.set_defaults(run=bench)
+
     told = commands.add_parser("version", help="print the version")
     told.set_defaults(run=lambda arguments: print(f"tpu-lab {version()}") or 0)
     return top
@@ -97,6 +100,14 @@ def open_lab(arguments: argparse.Namespace) -> int:
     if os.name == "posix":  # become marimo: signals and the exit code are then its own
         os.execv(sys.executable, command)
     return subprocess.call(command)
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Print the costs of small ops and of a training step, in ratios to native PyTorch; about a minute."""
+    from tpu_lab import bench as figures
+
+    print(figures.report())
+    return 0
 
 
 def find_folder(name: str) -> Path | None:
