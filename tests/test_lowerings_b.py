@@ -4,7 +4,7 @@ import itertools
 import math
 
 import torch
-from lowering_check import check_all, lowered
+from lowering_check import check, check_all, lowered
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
@@ -256,6 +256,33 @@ def test_losses_on_probabilities_distances_and_margins():
         loss, is_target = calls(aten.multilabel_margin_loss_forward.default, x, t, reduction)
         calls(aten.multilabel_margin_loss_backward.default, torch.ones_like(loss), x, t, reduction, is_target)
     calls.check()
+
+
+def test_ctc_with_repeats_empty_targets_and_impossible_ones():
+    log_probs, targets = randn(12, 4, 6).log_softmax(2), randint(5, 4, 4) + 1
+    targets[0] = 2
+    lengths, sizes = [12, 10, 5, 3], [4, 3, 0, 4]
+    flat = torch.cat([row[:n] for row, n in zip(targets, sizes)])
+    for t, zero in itertools.product((targets, flat), (False, True)):
+        args = log_probs, t, lengths, sizes
+        nll, alpha = aten._ctc_loss(*args, 0, zero)
+        got = lowered(aten._ctc_loss.default, *args, 0, zero)
+        torch.testing.assert_close(got[0], nll)
+        for row in range(4):  # the rest of alpha is not defined
+            used = row, slice(lengths[row]), slice(2 * sizes[row] + 1)
+            torch.testing.assert_close(got[1][used], alpha[used])
+        check(aten._ctc_loss_backward.default, torch.ones(4), *args, nll, alpha, 0, zero, **CLOSE)
+
+
+def test_distances():
+    calls, a, b = Calls(), randn(2, 4, 3), randn(2, 5, 3, seed=1)
+    b[0, 0] = a[0, 0]
+    for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF):
+        d = calls(aten._cdist_forward.default, a, b, p, 2)
+        calls(aten._cdist_backward.default, d + 1, a, b, p, d)
+        d = calls(aten._pdist_forward.default, b[0], p)
+        calls(aten._pdist_backward.default, d + 1, b[0], p, d)
+    calls.check(**CLOSE)
 
 
 # --- embeddings ----------------------------------------------------------------------------------------------------

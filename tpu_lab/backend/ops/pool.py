@@ -205,7 +205,14 @@ def _adaptive(i, o):
     return np.minimum(at, i - 1).astype(np.int32), at < end[:, None]
 
 
-@op(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool3d, kind="reduce")
+# (the names without underscore decompose above us, but for their out= forms)
+@op(
+    aten._adaptive_avg_pool2d,
+    aten._adaptive_avg_pool3d,
+    aten.adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool3d.default,
+    kind="reduce",
+)
 def adaptive_avg_pool(x, output_size):
     n, y = len(output_size), wide(x)
     for axis, o in zip(range(x.ndim - n, x.ndim), output_size):
