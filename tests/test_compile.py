@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import tpu_lab  # noqa: F401
-from tpu_lab import trace
+from tpu_lab import FallbackWarning, trace
 from tpu_lab.backend import compile as tpu_compile
 from tpu_lab.backend import fallback, fxgraph, launches
 from tpu_lab.backend.cache import cache
@@ -193,6 +193,14 @@ def test_control_flow_is_part_of_the_program():
     turns, rest = torch.compile(halve, backend="tpu", fullgraph=True)(torch.full((4,), 3.0).to("tpu"))
     assert turns.item() == 4
     close(rest, torch.full((4,), 3 / 16))
+
+
+def test_a_graph_that_cannot_be_one_program_runs_op_by_op_and_says_so():
+    f = torch.compile(lambda x: torch.histc(x * 2, 4, 0, 4) + 1, backend="tpu", fullgraph=True)
+    x = torch.tensor([0.2, 0.7, 0.8, 1.9])
+    with pytest.warns(FallbackWarning, match="ops runs op by op on 'tpu'.*histc"):
+        close(f(x.to("tpu")), torch.histc(x * 2, 4, 0, 4) + 1)
+    close(f(x.to("tpu") / 2), torch.histc(x, 4, 0, 4) + 1)
 
 
 def test_input_mutation():

@@ -10,6 +10,9 @@ then. `torch.compile` makes one of two small objects of class `torch._TorchCompi
 the backend and tells Dynamo not to trace into this package and jax; the latter's `__call__` chooses by device.
 
 AOTAutograd makes the graph functional, keeps writes to inputs as `copy_` at the end, and splits forward and backward.
+A learning rate that changes is best a tensor, `lr=torch.tensor(0.1)`, as everywhere with torch.compile: Dynamo makes a
+float of an optimizer a constant, traces again for each value, and gives up after eight.
+
 Activations cheap to recompute are recomputed (min-cut); random ops never are, so dropout masks agree.
 """
 

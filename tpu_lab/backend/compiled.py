@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,10 @@ from tpu_lab.backend import (
     compiled_records,
     compiled_trace,
     executor,
+    fallback,
     fxgraph,
     host,
+    kernels,
     precision,
     rng,
     state,
@@ -57,6 +60,7 @@ class CompiledGraph:
         self.donatable = tuple(donatable)
         self.link = link  # compiled_records.Link: the forward call that a backward belongs to
         self.infos = None
+        self.untraceable = False
         self.plans: dict[tuple, Plan] = {}
         self.last: Plan | None = None
 
@@ -72,6 +76,8 @@ class CompiledGraph:
     def __call__(self, args: list) -> list:
         """Run on real arguments; `args` is emptied, so that what nobody else holds may be reused."""
         with state.lock:
+            if self.untraceable:
+                return self._op_by_op(args)
             active = trace.active
             start = time.perf_counter_ns() if active is not None else 0
             if executor.graph.nodes:
@@ -81,7 +87,13 @@ class CompiledGraph:
             if plan is None or plan.local != key:
                 plan = self.last = self.plans.get(key) or self._plan(key, args, cells)
             arrays = [executor.resolve(cells[i]) if cells[i].__class__ is Cell else cells[i] for i in plan.first]
-            program, made = self._program(plan, arrays, args)
+            try:
+                program, made = self._program(plan, arrays, args)
+            except Exception as error:
+                if not kernels.untraceable(error):
+                    raise
+                self._give_up(error)
+                return self._op_by_op(args)
             recipe = program.extra
             seed = _next_seed(recipe.used)
             before = time.perf_counter_ns() if active is not None else 0
@@ -100,6 +112,22 @@ class CompiledGraph:
             results = compiled_trace.results(plan, recipe, args, out)
             args.clear()
             return results
+
+    def _give_up(self, error) -> None:
+        """An op in the graph has no lowering, or its result's shape is data: say so, and run the graph as eager mode does."""
+        self.untraceable = True
+        warnings.warn(
+            f"torch.compile: a {self.phase} graph of {len(self.describe())} ops runs op by op on 'tpu', because one of them "
+            f"cannot be part of a program: {str(error).splitlines()[0]}",
+            fallback.FallbackWarning,
+            stacklevel=3,
+        )
+
+    def _op_by_op(self, args: list) -> list:
+        with torch.no_grad():
+            outputs = fxgraph.execute(self.module, args)
+        args.clear()
+        return [o.cpu() if to_cpu and isinstance(o, Tensor) else o for o, to_cpu in zip(outputs, self.on_cpu, strict=True)]
 
     def _geometry(self, args):
         """(the key that a plan is found by, for each argument its Cell, numpy value, or None)."""

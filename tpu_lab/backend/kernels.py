@@ -50,13 +50,13 @@ def catch_all(overload, *args, **kwargs):
         except (NotOnDevice, KeyboardInterrupt):
             raise
         except Exception as error:
-            if record.lowering is not None or not _untraceable(error):
+            if record.lowering is not None or not untraceable(error):
                 raise
             record.decompose, record.meta = None, False
     return fallback.run(record, args, kwargs, "unsupported")
 
 
-def _untraceable(error) -> bool:
+def untraceable(error) -> bool:
     """A decomposition that wants values, or an inner op that cannot be traced: not the user's fault."""
     import jax
 
