@@ -13,11 +13,7 @@ from tpu_lab.backend import device as _device  # noqa: E402
 _device.register()
 
 from tpu_lab.backend.fallback import FallbackWarning  # noqa: E402
-if True:
-    try:
-        from tpu_lab.profile import Profile, profile
-    except ImportError:
-        Profile = profile = None
+from tpu_lab.profile import Profile, profile  # noqa: E402
 
 
 def load_ipython_extension(ipython) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from tpu_lab.models import mingpt
 MODES = torch.tpu.EagerMode
 
 
-def interleaved(calls: dict[str, Callable[[], object]], repeats: int, each: int) -> dict[str, float]:
+def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int, each: int) -> dict[str, float]:
     """Median seconds of one call of each, `each` calls at a time, all taking turns `repeats` times."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
