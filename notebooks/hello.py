@@ -66,7 +66,7 @@ def picture(mode, trace):
                 f'<div style="border:{edge};border-radius:3px;margin-top:3px;padding:4px 8px;display:flex;gap:8px;'
                 f'justify-content:center;align-items:center"><span style="width:16px;height:16px;line-height:14px;'
                 f"border-radius:3px;border:1.5px solid {ring};background:{ground};color:{ink};text-align:center;"
-                f'font-weight:700;font-size:11px">{glyph}</span>{word}</div></div>'
+                f'font-weight:700;font-size:11px">{glyph}</span><span>{word}</span></div></div>'
             )
         rows.append(
             '<div style="display:flex;gap:12px;align-items:center;margin-top:8px">'

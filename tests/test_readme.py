@@ -30,6 +30,7 @@ def test_the_ten_lines_print_exactly_what_the_readme_says(tmp_path):
 
 def test_pictures_and_files_that_it_names_exist():
     named = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"`((?:notebooks|tpu_lab)/[\w/.]*)`", README)
+    named += re.findall(r'src(?:set)?="([^"]+)"', README)
     assert len(named) >= 6
     assert [name for name in named if not (ROOT / name).exists()] == []
 
@@ -38,7 +39,7 @@ def test_its_commands_are_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"\bmake (\w+)", README):
         assert re.search(rf"^{target}:", makefile, re.M), f"no target {target}"
-    first_screen = README[: README.index("![")]
+    first_screen = README[: README.index("<picture>")]
     assert "make lab" in first_screen and "make test" in first_screen
 
 
