@@ -77,13 +77,18 @@ def op(*targets, **options):
                 _table[target] = lowering
                 _explicit.add(target)
                 continue
-            overloads = [getattr(target, name) for name in target.overloads()]
+            overloads = [o for o in (getattr(target, name) for name in target.overloads()) if _of_tensors(o)]
             for overload in [o for o in overloads if not writes(o)] or overloads:
                 if overload not in _explicit:
                     _table[overload] = lowering
         return fn
 
     return register
+
+
+def _of_tensors(overload) -> bool:
+    """False for TorchScript's number forms, such as `exp.int`, which never reach a device."""
+    return bool(writes(overload)) or any("Tensor" in str(r.type) for r in overload._schema.returns)
 
 
 def writes(overload) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for 
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_lab.backend import dtypes, lowering, overlap, registry, rng, storage
-from tpu_lab.backend.window import Base, Window
+from tpu_lab.backend.window import Base, Window, is_contiguous
 
 
 class Slot:
@@ -158,18 +158,31 @@ def _shapes(record, metas, kmetas):
     if record.meta is False:
         return None, None
     try:
-        declared = record.overload(*metas, **kmetas)
+        declared = record.overload(*metas, **kmetas, **_unsaid(record, record.overload, metas, kmetas))
         if record.functional is None or record.functional is record.overload:
             computed = declared
             if record.direct_write and not record.lowering.out:
                 computed = None  # a lowering on the mutating overload returns the written arguments themselves
         else:
             outs = {a.name for a in record.schema.arguments if a.is_out}
-            computed = record.functional(*metas, **{k: v for k, v in kmetas.items() if k not in outs})
+            kmetas = {k: v for k, v in kmetas.items() if k not in outs}
+            computed = record.functional(*metas, **kmetas, **_unsaid(record, record.functional, metas, kmetas))
         return declared, computed
     except NotImplementedError:
         record.meta = False
         return None, None
+
+
+def _unsaid(record, overload, metas, kmetas) -> dict:
+    """Arguments that `overload` must be given and the call did not pass: the generator, and defaults of the called form
+    (`bernoulli_(p=0.5)` against `bernoulli(p)`)."""
+    given = {a.name for a, _ in zip(record.schema.arguments, metas, strict=False)} | kmetas.keys()
+    default = {a.name: a.default_value for a in record.schema.arguments}
+    return {
+        a.name: default.get(a.name)
+        for a in overload._schema.arguments
+        if a.name not in given and not a.has_default_value()
+    }
 
 
 def _template(record, args, kwargs):
@@ -251,6 +264,8 @@ def _compute(record, sig, template, ktemplate, want, compute):
         kwargs = {name: _fill(v, tensors, floats, ints) for name, v in kpassed.items()}
         if record.lowering is None:
             return record.decompose(args, kwargs, want)
+        if record.lowering.contiguous:
+            kwargs["contiguous"] = tuple(is_contiguous(w.size, w.stride) for w in sig.windows)
         key = rng.key(jnp.asarray(ints[-2], jnp.int64), jnp.asarray(ints[-1], jnp.int64)) if sig.rng else None
         return lowering.call(record.lowering, args, kwargs, want, compute, key)
 

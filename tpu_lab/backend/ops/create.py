@@ -9,6 +9,7 @@ from tpu_lab.backend import dtypes
 from tpu_lab.backend.ops.unary import convert
 from tpu_lab.backend.registry import op
 
+# The `out=` forms stand beside the others where they lack the others' `dtype`, so that they are no twins by schema.
 aten = torch.ops.aten
 NEW = {"kind": "movement", "out": True}
 
@@ -61,12 +62,12 @@ def _sequence(start, step, out):
     return start + step * lax.iota(wide, count)
 
 
-@op(aten.arange.default, **NEW)
+@op(aten.arange.default, aten.arange.out, **NEW)
 def arange(end, dtype=None, out=None):
     return _sequence(0, 1, out)
 
 
-@op(aten.arange.start, aten.arange.start_step, aten.range, **NEW)
+@op(aten.arange.start, aten.arange.start_step, aten.arange.start_out, aten.range, **NEW)
 def arange_from(start, end, step=1, dtype=None, out=None):
     return _sequence(start, step, out)
 
@@ -82,19 +83,19 @@ def _linspace(start, end, out):
     return convert(value, dtype)
 
 
-@op(aten.linspace, **NEW)
+@op(aten.linspace, aten.linspace.out, **NEW)
 def linspace(start, end, steps, dtype=None, out=None):
     return _linspace(start, end, out)
 
 
-@op(aten.logspace, **NEW)
+@op(aten.logspace, aten.logspace.out, **NEW)
 def logspace(start, end, steps, base=10.0, dtype=None, out=None):
     shape, dtype = out[0]
     wide = ((shape, torch.complex128 if dtype.is_complex else torch.float64),)
     return convert(jnp.power(base, _linspace(start, end, wide)), dtype)
 
 
-@op(aten.eye, **NEW)
+@op(aten.eye, aten.eye.out, aten.eye.m_out, **NEW)
 def eye(n, m=None, dtype=None, out=None):
     (rows, columns), dtype = out[0]
     return jnp.eye(rows, columns, dtype=dtypes.to_jax(dtype))

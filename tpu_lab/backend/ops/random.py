@@ -148,7 +148,7 @@ def random_from(x, low, to, *, key, out):
     return integers(key, out[0][0], low, _end(out[0][1]) if to is None else to)
 
 
-@op(aten.randperm.default, aten.randperm.generator, **RANDOM)
+@op(aten.randperm.default, aten.randperm.generator, aten.randperm.out, aten.randperm.generator_out, **RANDOM)
 def randperm(n, dtype=None, *, key, out):
     return random.permutation(key, n)
 
@@ -173,3 +173,10 @@ def native_dropout(x, p, train=None, *, key, out):
         return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
     mask = random.bernoulli(key, jnp.float32(1 - p), x.shape)
     return jnp.where(mask, x * jnp.asarray(1 / (1 - p), x.dtype), x * 0), mask
+
+
+@op(aten._fused_dropout, **RANDOM)
+def fused_dropout(x, keep, *, key, out):
+    """(output, mask of bytes): here the number is the share that is kept."""
+    output, mask = native_dropout(x, 1 - keep, True, key=key, out=out)
+    return output, mask
