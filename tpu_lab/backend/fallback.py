@@ -34,6 +34,12 @@ def unsupported(name: str, site: where.Site) -> str:
     )
 
 
+def called(record) -> str:
+    """The op as the user called it: a structured op without a kernel arrives as its `.out` overload."""
+    twin = record.functional or record.overload
+    return f"{twin._schema.name}.{twin._overloadname}".removesuffix(".default").removesuffix(".")
+
+
 def run(record, args, kwargs, reason: str):
     """Run one overload on the CPU and bring everything it wrote or made back.
 
@@ -42,10 +48,10 @@ def run(record, args, kwargs, reason: str):
     with state.lock:
         site = where.site(2)
         if state.thread.tracing is not None:
-            raise NotImplementedError(unsupported(record.name, site))
+            raise NotImplementedError(unsupported(called(record), site))
         if reason == "unsupported":
             if policy == "error":
-                raise NotImplementedError(unsupported(record.name, site))
+                raise NotImplementedError(unsupported(called(record), site))
             if record.name not in _warned:
                 _warned.add(record.name)
                 warnings.warn(

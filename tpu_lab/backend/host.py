@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, state, storage, where
+from tpu_lab.backend import executor, layouts, state, storage, where
 from tpu_lab.backend.window import bitcast, contiguous_strides
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
@@ -43,6 +43,7 @@ def put(tensor: torch.Tensor) -> jax.Array:
 
 def to_tpu(tensor: torch.Tensor) -> torch.Tensor:
     """A fresh "tpu" tensor with the shape, strides and values of a CPU tensor."""
+    layouts.check(tensor)
     start = _now()
     size, stride = tuple(tensor.shape), tuple(tensor.stride())
     where_to, order = storage.layout(size, stride, tensor.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tpu_lab.backend import (
-    accelerator, amp, compile, executor, forks, generators, host, modules, precision, recorder, resize, serial, state,
+    accelerator, amp, compile, executor, forks, generators, host, layouts, modules, precision, recorder, resize, serial, state,
 )  # fmt: skip
 
 
@@ -21,6 +21,7 @@ def apply() -> None:
     forks.apply()
     accelerator.apply()
     generators.apply()
+    layouts.apply()
     amp.apply()
     _matmul_precision()
     _optimizer_hooks()
