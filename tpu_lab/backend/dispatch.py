@@ -207,11 +207,26 @@ def _build(record, args, kwargs, cells, key, alias):
         wrong = native.error(record, args, kwargs)
         if wrong is not None and native.ABOUT_OUT.search(str(wrong)):
             raise wrong
+    elif _doubtful(record, tensors, args, kwargs):
+        wrong = native.error(record, args, kwargs)
+        if wrong is not None and native.ABOUT_KIND.search(str(wrong)):
+            raise wrong
     if len(_signatures) >= LIMIT:
         for old in list(_signatures)[: LIMIT // 4]:
             del _signatures[old]
     _signatures[key] = sig
     return sig
+
+
+def _doubtful(record, tensors, args, kwargs) -> bool:
+    """Might the CPU refuse what the meta kernel let through: operands of two dtypes, a dimension that is not there?"""
+    if record.lowering is None:
+        return False
+    if not record.lowering.promote and len({t.dtype for t in tensors}) > 1:
+        return True
+    at = record.names.get("dim")
+    dim = kwargs.get("dim") if at is None or at >= len(args) else args[at]
+    return type(dim) is int and bool(tensors) and not -max(tensors[0].dim(), 1) <= dim < max(tensors[0].dim(), 1)
 
 
 def _resized(record, sig, args, kwargs):

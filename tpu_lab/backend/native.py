@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 LIMIT = 1 << 20  # elements of all arguments together; above it the meta kernel's words have to do
 ABOUT_OUT = re.compile("shape|dtype|cast|memory location")  # not: that a matrix of zeros is singular
 
+ABOUT_KIND = re.compile("(?i)expected.*(type|dimension|range|index)|same (d?type|dtype)|must have|must be of|out of range")
+
 
 def error(record, args, kwargs) -> Exception | None:
     """What the CPU raises for this call; None if it raises nothing or the arguments are too big to try."""
