@@ -69,6 +69,7 @@ class Record:
 
 
 _signatures: dict[tuple, signature.Signature] = {}
+_twins: dict[tuple, signature.Signature] = {}  # see _share
 _records: dict = {}
 
 
@@ -196,6 +197,24 @@ def aliases(cells) -> tuple[int, ...]:
     return tuple([first.setdefault(id(c), i) for i, c in enumerate(cells)])
 
 
+def _share(sig, key) -> None:
+    """Strides of dimensions of size 1 say nothing about memory: signatures that differ in them alone are one program.
+
+    `ids[:, -16:]` of a growing text has shape (1, 16) and strides (24, 1), (25, 1), ...: without this each is a miss.
+    """
+    if sig.resize:
+        return
+    same = tuple([_normal(k) if k.__class__ is tuple and len(k) == 5 else k for k in key])
+    twin = _twins.setdefault((same, tuple([(f.base, f.order) for f in sig.fresh])), sig)
+    sig.id, sig.jit = twin.id, twin.jit
+
+
+def _normal(geometry):
+    """A tensor's part of the key without the strides of its dimensions of size 1."""
+    where, size, stride, offset, dtype = geometry
+    return where, size, tuple([s if n != 1 else 0 for n, s in zip(size, stride, strict=True)]), offset, dtype
+
+
 def _build(record, args, kwargs, cells, key, alias):
     tensors = signature.tensors_in([*args, *kwargs.values()], [])
     windows = [window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)]
@@ -214,6 +233,8 @@ def _build(record, args, kwargs, cells, key, alias):
     if len(_signatures) >= LIMIT:
         for old in list(_signatures)[: LIMIT // 4]:
             del _signatures[old]
+        _twins.clear()
+    _share(sig, key)
     _signatures[key] = sig
     return sig
 
@@ -241,5 +262,6 @@ def _resized(record, sig, args, kwargs):
 def clear() -> None:
     """Forget all signatures."""
     _signatures.clear()
+    _twins.clear()
     executor.forget()
 
