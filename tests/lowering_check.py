@@ -28,6 +28,9 @@ _BITS = {  # dtypes that numpy does not know: same bits, another name
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
 }
 
+BATCH = 60  # calls compiled in one program
+QUICK = {"xla_backend_optimization_level": 0}  # a third less time to compile; the tests want values, not speed
+
 
 def check(overload, *args, rtol=None, atol=None, **kwargs):
     """Assert that the lowering of `overload` (or of its functional twin) gives PyTorch's CPU answer.
@@ -43,13 +46,36 @@ def check_all(calls, rtol=None, atol=None):
     calls = [(overload, tuple(args), dict(kwargs)) for overload, args, kwargs in calls]
     truths = [expected(*call) for call in calls]
     outputs = [[(tuple(t.shape), t.dtype) for t in truth] for truth in truths]
-    for (overload, args, kwargs), answer, truth in zip(calls, _run(calls, outputs), truths):
+    for (overload, args, kwargs), answer, truth in zip(calls, lowered_all(calls, outputs), truths):
         assert len(answer) >= len(truth), f"{overload}: {len(answer)} results, PyTorch gives {len(truth)}"
         for i, (got, want) in enumerate(zip(answer, truth)):
             where = f"{overload} output {i} of {_describe(args, kwargs)}"
             torch.testing.assert_close(
                 got, want, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, msg=lambda m: f"{where}\n{m}"
             )
+
+
+def call(overload, *args, **kwargs):
+    """One call for `check_all`."""
+    return overload, args, kwargs
+
+
+def answered(calls):
+    """Those calls that PyTorch's CPU kernels have at all."""
+    for overload, args, kwargs in calls:
+        try:
+            overload(*args, **kwargs)
+        except (RuntimeError, NotImplementedError):
+            continue
+        yield overload, args, kwargs
+
+
+def check_batches(calls, **tolerance):
+    """`check_all` of any number of calls, BATCH at a time."""
+    calls = list(calls)
+    assert calls
+    for i in range(0, len(calls), BATCH):
+        check_all(calls[i : i + BATCH], **tolerance)
 
 
 def expected(overload, args, kwargs) -> list[torch.Tensor]:
@@ -69,11 +95,11 @@ def lowered(overload, *args, outputs=None, key=0, **kwargs) -> list[torch.Tensor
 
     outputs: ((shape, torch dtype), ...) of the results, as the meta kernel would tell; key: seed of a random op.
     """
-    return _run([(overload, args, kwargs)], [outputs], key)[0]
+    return lowered_all([(overload, args, kwargs)], [outputs], key)[0]
 
 
-def _run(calls, outputs, key=0) -> list[list[torch.Tensor]]:
-    """The results of each call, all in one jitted program."""
+def lowered_all(calls, outputs, key=0) -> list[list[torch.Tensor]]:
+    """`lowered` for many calls (overload, args, kwargs), all in one jitted program."""
     leaves: list = []
     plans = [_prepare(*call, leaves) for call in calls]
 
@@ -90,7 +116,9 @@ def _run(calls, outputs, key=0) -> list[list[torch.Tensor]]:
             for (entry, compute, args, kwargs), wanted in zip(plans, outputs)
         ]
 
-    return [[to_torch(r) for r in results] for results in jax.jit(run, compiler_options=QUICK)(jax.random.key(key), leaves)]
+    return [
+        [to_torch(r) for r in results] for results in jax.jit(run, compiler_options=QUICK)(jax.random.key(key), leaves)
+    ]
 
 
 def _prepare(overload, args, kwargs, leaves):
@@ -105,10 +133,6 @@ def _prepare(overload, args, kwargs, leaves):
     if entry.contiguous:
         named["contiguous"] = tuple(t.is_contiguous() for t in _tensors([*args, *kwargs.values()]))
     return entry, lowering.promoted(entry, args, kwargs), planned, named
-
-
-# LLVM's optimisation of code that runs once is most of the time of a test.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 class _Leaf(int):

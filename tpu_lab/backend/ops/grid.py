@@ -7,6 +7,7 @@ of the grid lists coordinates from the last spatial dimension on, in [-1, 1].
 from __future__ import annotations
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +47,22 @@ def _padded(c, n, padding, align_corners):
     return c if padding == ZEROS else _clipped(c, n)
 
 
-def _read(image, places):
-    """image [batch, channels, *spatial] at integer places, one [batch, *out] array each; 0 outside."""
+def _read(image, places, shares):
+    """Weighted sum of image [batch, channels, *spatial] at integer places; what lies outside counts as 0.
+
+    places: one [batch, taps, *out] array for each spatial dimension; shares: [batch, taps, *out].
+    """
     inside = True
     for p, n in zip(places, image.shape[2:]):
         inside &= (p >= 0) & (p <= n - 1)
     places = [jnp.clip(p, 0, n - 1).astype(jnp.int32) for p, n in zip(places, image.shape[2:])]
     values = jax.vmap(lambda picture, *at: picture[(slice(None), *at)])(image, *places)
-    return jnp.where(inside[:, None], values, 0)
+    return (jnp.where(inside[:, None], values, 0) * shares[:, None]).sum(2)
+
+
+def _taps(choices):
+    """All combinations of one choice per dimension: a list of [batch, taps, *out] arrays, one for each dimension."""
+    return [jnp.stack(column, 1) for column in zip(*itertools.product(*choices))]
 
 
 def _cubic_weights(t):
@@ -77,25 +86,18 @@ def grid_sampler(image, grid, interpolation_mode, padding_mode, align_corners):
     at = [_unnormalized(grid[..., len(sizes) - 1 - a], n, align_corners) for a, n in enumerate(sizes)]
     if interpolation_mode == CUBIC:
         low = [jnp.floor(jax.lax.stop_gradient(c)) for c in at]
-        weights = [_cubic_weights(c - f) for c, f in zip(at, low)]
-        total = 0
-        for taps in itertools.product(range(4), repeat=len(sizes)):
-            places = [_padded(f + (t - 1), n, padding_mode, align_corners) for f, t, n in zip(low, taps, sizes)]
-            share = 1
-            for w, t in zip(weights, taps):
-                share = share * w[t]
-            total = total + _read(image, places) * share[:, None]
-        return total.astype(dtype)
-    at = [_padded(c, n, padding_mode, align_corners) for c, n in zip(at, sizes)]
-    if interpolation_mode == NEAREST:
-        return _read(image, [jnp.round(jax.lax.stop_gradient(c)) for c in at]).astype(dtype)
-    low, total = [jnp.floor(jax.lax.stop_gradient(c)) for c in at], 0
-    for corner in itertools.product((0, 1), repeat=len(sizes)):
-        share = 1
-        for c, f, up in zip(at, low, corner):
-            share = share * ((c - f) if up else (f + 1 - c))
-        total = total + _read(image, [f + up for f, up in zip(low, corner)]) * share[:, None]
-    return total.astype(dtype)
+        shares = [_cubic_weights(c - f) for c, f in zip(at, low)]
+        near = [[_padded(f + (t - 1), n, padding_mode, align_corners) for t in range(4)] for f, n in zip(low, sizes)]
+    else:
+        at = [_padded(c, n, padding_mode, align_corners) for c, n in zip(at, sizes)]
+        if interpolation_mode == NEAREST:
+            near = [[jnp.round(jax.lax.stop_gradient(c))] for c in at]
+            shares = [[jnp.ones_like(c)] for c in at]
+        else:
+            low = [jnp.floor(jax.lax.stop_gradient(c)) for c in at]
+            near = [[f, f + 1] for f in low]
+            shares = [[f + 1 - c, c - f] for c, f in zip(at, low)]
+    return _read(image, _taps(near), math.prod(_taps(shares))).astype(dtype)
 
 
 @op(aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, kind="movement")
