@@ -14,7 +14,6 @@ import torch
 from tpu_lab.backend import lowering, state, storage
 from tpu_lab.backend.window import contiguous_strides
 
-
 _running: list = []  # decompositions being traced, outermost first
 
 

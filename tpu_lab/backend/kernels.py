@@ -11,7 +11,8 @@ import time
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import bits, dispatch, dtypes, fallback, host, ops, recorder, registry, resize, state, storage
+from tpu_lab.backend import bits, dispatch, dtypes, fallback, host, recorder, registry, resize, state, storage
+from tpu_lab.backend import ops as _ops  # noqa: F401  registers the lowerings
 from tpu_lab.backend.storage import NotOnDevice, make
 
 aten = torch.ops.aten

@@ -8,7 +8,20 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tpu_lab.backend import (
-    accelerator, amp, compile, executor, forks, generators, host, layouts, modules, precision, recorder, resize, serial, state,
+    accelerator,
+    amp,
+    compile,
+    executor,
+    forks,
+    generators,
+    host,
+    layouts,
+    modules,
+    precision,
+    recorder,
+    resize,
+    serial,
+    state,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from tpu_lab.backend.window import Base, Window, base, contiguous_strides, memory_order, window
+from tpu_lab.backend.window import Base, Window, base, memory_order, window
 
 _create = torch._C._acc.create_empty_tensor
 _storage = torch._C._construct_storage_from_data_pointer
