@@ -222,7 +222,7 @@ def _build(record, args, kwargs, cells, key, alias):
         sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
     except (RuntimeError, IndexError, TypeError, ValueError) as found:
         raise native.error(record, args, kwargs) or found from None
-    if record.outs and sig.odd_out:  # meta kernels cast and resize `out=` more than the CPU's do
+    if sig.odd_out:  # meta kernels cast and resize what is written more than the CPU's do
         wrong = native.error(record, args, kwargs)
         if wrong is not None and native.ABOUT_OUT.search(str(wrong)):
             raise wrong
