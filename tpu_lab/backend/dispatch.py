@@ -204,7 +204,7 @@ def _share(sig, key) -> None:
     """
     if sig.resize:
         return
-    same = tuple([_normal(k) if k.__class__ is tuple and len(k) == 5 else k for k in key])
+    same = tuple([_normal(k) if k.__class__ is tuple and isinstance(k[-1], torch.dtype) else k for k in key])
     twin = _twins.setdefault((same, tuple([(f.base, f.order) for f in sig.fresh])), sig)
     sig.id, sig.jit = twin.id, twin.jit
 
