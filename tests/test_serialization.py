@@ -48,12 +48,17 @@ def test_storage_methods_agree_with_the_cpu():
     assert sum(there.tolist()) == 0 and copied.tolist() == here.tolist()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2]
+)
 def test_save_and_load_keep_values_dtype_and_device(dtype):
     x = sample(dtype)
     back = roundtrip(x.to("tpu"), weights_only=True)
     assert back.device.type == "tpu" and back.dtype is dtype
-    assert torch.equal(back.cpu().view(torch.uint8) if dtype.itemsize == 1 else back.cpu(), x.view(torch.uint8) if dtype.itemsize == 1 else x)
+    assert torch.equal(
+        back.cpu().view(torch.uint8) if dtype.itemsize == 1 else back.cpu(),
+        x.view(torch.uint8) if dtype.itemsize == 1 else x,
+    )
 
 
 def test_map_location_works_both_ways():
@@ -120,7 +125,10 @@ def test_a_checkpoint_from_tpu_opens_without_tpu_lab(tmp_path):
 @pytest.mark.parametrize("assign", [False, True])
 def test_state_dicts_load_both_ways(assign):
     torch.manual_seed(1)
-    source, target = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("tpu")
+    source, target = (
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to("tpu"),
+    )
     there = source.state_dict() if not assign else {k: v.to("tpu") for k, v in source.state_dict().items()}
     target.load_state_dict(there, assign=assign)
     back = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
@@ -138,7 +146,9 @@ def test_tied_weights_stay_tied_with_their_gradient_and_the_optimizer_goes_on():
     model["head"](model["embed"](torch.tensor([1]))).sum().backward()
     expected, start = weight.grad.clone(), weight.detach().clone()
     model.to("tpu")
-    assert model["head"].weight is model["embed"].weight is weight and weight.device.type == "tpu" and weight.tag == "mine"
+    assert (
+        model["head"].weight is model["embed"].weight is weight and weight.device.type == "tpu" and weight.tag == "mine"
+    )
     assert weight.grad.device.type == "tpu" and torch.equal(weight.grad.cpu(), expected)
     optimizer.step()
     model.cpu()
@@ -176,7 +186,12 @@ def test_tpu_tensors_do_not_travel_to_other_processes():
 
 def test_dlpack_never_hands_out_an_address():
     x = torch.ones(3, device="tpu")
-    for export in (torch.utils.dlpack.to_dlpack, torch.to_dlpack, torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__):
+    for export in (
+        torch.utils.dlpack.to_dlpack,
+        torch.to_dlpack,
+        torch.Tensor.__dlpack__,
+        torch.Tensor.__dlpack_device__,
+    ):
         with pytest.raises(BufferError, match="DLPack"):
             export(x)
     assert torch.equal(torch.from_dlpack(torch.ones(3)), torch.ones(3))

@@ -41,12 +41,17 @@ def register() -> None:
 def _probe() -> None:
     """The entry points we build on are experimental: look before anything is half registered."""
     if not torch.__version__.startswith(TORCH_MINOR + "."):
-        raise ImportError(f"tpu_lab is made for torch {TORCH_MINOR}.x, found {torch.__version__}: pip install 'torch=={TORCH_MINOR}.*'")
+        raise ImportError(
+            f"tpu_lab is made for torch {TORCH_MINOR}.x, found {torch.__version__}: pip install 'torch=={TORCH_MINOR}.*'"
+        )
     missing = [
         name
         for name in (
-            "_acc.create_empty_tensor", "_acc.register_python_privateuseone_hook", "_construct_storage_from_data_pointer",
-            "_dispatch_has_kernel_for_dispatch_key", "_current_autograd_node",
+            "_acc.create_empty_tensor",
+            "_acc.register_python_privateuseone_hook",
+            "_construct_storage_from_data_pointer",
+            "_dispatch_has_kernel_for_dispatch_key",
+            "_current_autograd_node",
         )  # fmt: skip
         if not _has(torch._C, name)
     ]

@@ -35,7 +35,9 @@ def jax_op(name: str, fn=None, *, donate_argnums=None):
     schema, tensors = _schema(op, fn)
     for number in (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums or ():
         if number not in tensors:
-            raise ValueError(f"jax_op({name!r}): donate_argnums={donate_argnums}: argument {number} is not a tensor of {schema}")
+            raise ValueError(
+                f"jax_op({name!r}): donate_argnums={donate_argnums}: argument {number} is not a tensor of {schema}"
+            )
     if hasattr(getattr(torch.ops, namespace), op):
         raise ValueError(f"jax_op({name!r}): this op exists already; choose another name")
     library = _libraries.get(namespace)
@@ -70,7 +72,9 @@ def _schema(op: str, fn) -> tuple[str, tuple[int, ...]]:
             tensors.append(i)
             text = "Tensor?" if given and p.default is None else "Tensor"
             if given and p.default is not None:
-                raise TypeError(f"jax_op: parameter {p.name} of {fn.__name__} is a tensor and cannot have a default value")
+                raise TypeError(
+                    f"jax_op: parameter {p.name} of {fn.__name__} is a tensor and cannot have a default value"
+                )
         default = f"={_literal(p.default)}" if given else ""
         parts.append(f"{text} {p.name}{default}")
     returns = hints.get("return")

@@ -27,7 +27,9 @@ from tpu_lab.backend import (
 
 def apply() -> None:
     """Install all patches. CPU and CUDA tensors keep their behaviour."""
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)  # x.tpu(), x.is_tpu, module.tpu(), storage.tpu()
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_storage=True
+    )  # x.tpu(), x.is_tpu, module.tpu(), storage.tpu()
     serial.apply()
     resize.patch_storage_resize()
     modules.apply()
