@@ -204,7 +204,9 @@ def _share(sig, key) -> None:
     """
     if sig.resize:
         return
-    same = tuple([_normal(k) if k.__class__ is tuple and isinstance(k[-1], torch.dtype) else k for k in key])
+    same = tuple(
+        [_normal(k) if k.__class__ is tuple and len(k) == 5 and isinstance(k[4], torch.dtype) else k for k in key]
+    )
     twin = _twins.setdefault((same, tuple([(f.base, f.order) for f in sig.fresh])), sig)
     sig.id, sig.jit = twin.id, twin.jit
 
@@ -217,7 +219,9 @@ def _normal(geometry):
 
 def _build(record, args, kwargs, cells, key, alias):
     tensors = signature.tensors_in([*args, *kwargs.values()], [])
-    windows = [window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)]
+    windows = [
+        window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)
+    ]
     try:
         sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
     except (RuntimeError, IndexError, TypeError, ValueError) as found:
@@ -264,4 +268,3 @@ def clear() -> None:
     _signatures.clear()
     _twins.clear()
     executor.forget()
-
