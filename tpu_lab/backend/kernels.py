@@ -245,6 +245,8 @@ def register() -> None:
         aten._to_copy.default: to_copy,
         aten._local_scalar_dense.default: host.item,
         aten.equal.default: _equal,
+        # torch's encoder asks whether to build a nested tensor of the padded batch: the device has none
+        aten._nested_tensor_from_mask_left_aligned.default: lambda t, mask: False,
         aten.resize_.default: resize.resize_,
         aten.set_.source_Storage: resize.set_source,
         aten.set_.source_Storage_storage_offset: resize.set_source,
