@@ -250,7 +250,44 @@ print(caught, last.item() < first)
 
 def test_ctrl_c_in_the_middle_of_steps_loses_nothing():
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False, env=dict(os.environ), timeout=240
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["30", "True"]
+
+
+WAITING = """
+import os, signal, threading, time, torch, tpu_lab
+torch.ones(2).to("tpu")
+assert type(signal.getsignal(signal.SIGINT)).__name__ == "Gate"
+def spin():
+    while True:
+        pass
+for wait in (spin, lambda: time.sleep(60), threading.Event().wait):
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        wait()
+    except KeyboardInterrupt as error:
+        print(repr(error))
+pid = os.fork()
+if pid == 0:
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_ctrl_c_reaches_python_code_blocking_calls_and_forked_children():
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], capture_output=True, text=True, check=False, env=dict(os.environ), timeout=50
+    )
+    assert done.stdout.split() == ["KeyboardInterrupt()"] * 3 + ["7"], done.stderr[-2000:]

@@ -11,7 +11,7 @@ import time
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import causes, launches, state, where
+from tpu_lab.backend import causes, interrupts, launches, state, where
 from tpu_lab.backend.cache import cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
@@ -173,6 +173,10 @@ def waiting(reason: str):
 @contextlib.contextmanager
 def no_interrupt():
     """Hold Ctrl-C back while values change hands (microseconds), then let it through."""
+    if interrupts.gated():
+        with interrupts.hold():
+            yield
+        return
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield
         return

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from tpu_lab.backend import state
+from tpu_lab.backend import interrupts, state
 
 FORKED = (
     "cannot use device 'tpu' in a forked child process: its threads stayed in the parent. Keep datasets and workers on "
@@ -45,6 +45,7 @@ def _started() -> bool:
 def _after_fork() -> None:
     global _child
     _child = _child or _started()
+    interrupts.after_fork()
     state.lock = _NoDevice() if _child else threading.RLock()  # the parent's other threads may have held the old one
 
 

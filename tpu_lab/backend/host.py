@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, layouts, state, storage, where
+from tpu_lab.backend import executor, interrupts, layouts, state, storage, where
 from tpu_lab.backend.window import bitcast, contiguous_strides
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
@@ -38,6 +38,7 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 def put(tensor: torch.Tensor) -> jax.Array:
     """A CPU tensor's values as a device array, C order. The array never shares the tensor's memory."""
+    interrupts.ensure()
     return jax.device_put(np.array(to_numpy(tensor), copy=True))
 
 

@@ -15,6 +15,7 @@ from tpu_lab.backend import (
     forks,
     generators,
     host,
+    interrupts,
     layouts,
     modules,
     precision,
@@ -61,6 +62,7 @@ def _optimizer_hooks() -> None:
     from tpu_lab import trace
 
     def before(optimizer, args, kwargs):
+        interrupts.ensure()
         recorder.optimizer = type(optimizer).__name__
 
     def after(optimizer, args, kwargs):

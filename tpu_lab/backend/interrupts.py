@@ -1,0 +1,123 @@
+"""Ctrl-C while torch's C++ is at work must not end the process.
+
+For each node of the autograd graph torch asks the device guard for a stream, in a C++ function that may not throw. The
+guard is written in Python, so the binding calls into Python there, and in doing so CPython may run a signal handler. If
+that raises KeyboardInterrupt, the process ends in std::terminate: about one Ctrl-C in fifty during training (measured).
+
+So the handler of SIGINT is wrapped. The wrapper lets the handler run and catches what it raises; a helper thread then
+raises it in the main thread as an asynchronous exception, which CPython delivers between two bytecodes and nowhere else.
+If nothing is delivered for a while, the main thread waits in C (`sleep`, `input`): then a second signal raises it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import queue
+import signal
+import threading
+import time
+
+PATIENCE = 0.03  # seconds until the main thread counts as waiting in C
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_clear_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
+_main = threading.main_thread()
+_wanted: queue.SimpleQueue = queue.SimpleQueue()
+_helper: threading.Thread | None = None
+_held = 0  # while it is not 0, values change hands and nothing may be raised
+
+
+class Gate:
+    """A SIGINT handler around another one: it never raises where it is called, unless `direct` says that it is safe."""
+
+    direct = None  # an exception to raise at once
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, number, frame):
+        if Gate.direct is not None:
+            error, Gate.direct = Gate.direct, None
+            _clear_in(_main.ident, None)
+            if not _held:
+                raise error
+            _wanted.put(type(error))
+            return
+        try:
+            self.inner(number, frame)
+        except BaseException as error:
+            _wanted.put(type(error))
+
+
+def gated() -> bool:
+    """Is the handler of SIGINT wrapped?"""
+    return signal.getsignal(signal.SIGINT).__class__ is Gate
+
+
+def ensure() -> None:
+    """Wrap the handler of SIGINT that is in force now. Cheap when that is done; nothing off the main thread."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler.__class__ is Gate or not callable(handler) or threading.current_thread() is not _main:
+        return
+    global _helper
+    if _helper is None or not _helper.is_alive():
+        _helper = threading.Thread(target=_deliver, name="tpu_lab Ctrl-C", daemon=True)
+        _helper.start()
+    signal.signal(signal.SIGINT, Gate(handler))
+
+
+def after_fork() -> None:
+    """A forked child has no helper thread, and no device to protect: give it the plain handler back."""
+    if gated():
+        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT).inner)
+
+
+@contextlib.contextmanager
+def hold():
+    """Inside the block, on the main thread, Ctrl-C waits."""
+    global _held
+    if threading.current_thread() is not _main:
+        yield
+        return
+    _held += 1
+    try:
+        yield
+    finally:
+        _held -= 1
+
+
+@functools.cache
+def _marked(kind: type) -> type:
+    """`kind`, whose instances note that they exist: an asynchronous exception is made when it is delivered."""
+
+    def __init__(self, *args):  # noqa: N807
+        kind.__init__(self, *args)
+        cls.delivered += 1
+
+    cls = type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__, "delivered": 0})
+    cls.__qualname__ = kind.__qualname__
+    return cls
+
+
+def _deliver() -> None:
+    while True:
+        plain = _wanted.get()
+        kind = _marked(plain)
+        before = kind.delivered
+        while True:
+            while _held:
+                time.sleep(0.001)
+            _raise_in(_main.ident, kind)
+            if not _held:
+                break
+            _clear_in(_main.ident, None)  # the main thread came between the two lines above
+        end = time.monotonic() + PATIENCE
+        while kind.delivered == before and time.monotonic() < end:
+            time.sleep(0.001)
+        if kind.delivered == before and isinstance(signal.getsignal(signal.SIGINT), Gate):
+            Gate.direct = plain()
+            signal.pthread_kill(_main.ident, signal.SIGINT)
