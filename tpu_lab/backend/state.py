@@ -36,7 +36,8 @@ class _Thread(threading.local):
     def __init__(self):
         self.stack = []
         self.tracing = None  # a Tracing while a program is being traced on this thread
-        self.worker = threading.get_ident() not in threading._active  # a thread that C++ made
+        known = threading._active.get(threading.get_ident())  # a thread that C++ made has none, or a dummy
+        self.worker = known is None or isinstance(known, threading._DummyThread)
 
 
 lock = threading.RLock()
