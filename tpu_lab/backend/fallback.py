@@ -1,7 +1,7 @@
 """What no lowering can do on the device: data-dependent shapes, and ops that nobody has lowered. They run on the CPU.
 
 Never silently: an op without a lowering warns once and shows in the trace with its cost; `TPU_LAB_FALLBACK=error`
-(or `tpu_lab.fallback = "error"`) turns it into an error that names the user's line.
+turns it into an error that names the user's line.
 """
 
 from __future__ import annotations
