@@ -106,6 +106,9 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
         if kmetas.get("pin_memory"):
             kmetas["pin_memory"] = False
         declared, computed = _shapes(record, metas, kmetas)
+    mask = _mask(record, args, kwargs)
+    if mask is not None:  # some meta kernels make gradients that nobody asked for
+        declared, computed = (_asked(values, mask) for values in (declared, computed))
     template, ktemplate = _template(record, args, kwargs)
     sig.rng = record.lowering is not None and record.lowering.rng
     names = [a.name for a in record.schema.arguments]
@@ -171,6 +174,19 @@ def _shapes(record, metas, kmetas):
     except NotImplementedError:
         record.meta = False
         return None, None
+
+
+def _mask(record, args, kwargs) -> list[bool] | None:
+    """The `output_mask` of a backward op: which of its gradients are wanted."""
+    names = [a.name for a in record.schema.arguments]
+    return (dict(zip(names, args, strict=False)) | kwargs).get("output_mask")
+
+
+def _asked(values, mask):
+    """Shapes by meta with None where the mask says no."""
+    if not isinstance(values, (tuple, list)) or len(values) != len(mask):
+        return values
+    return tuple(v if wanted else None for v, wanted in zip(values, mask, strict=True))
 
 
 def _unsaid(record, overload, metas, kmetas) -> dict:
