@@ -195,3 +195,17 @@ def test_dlpack_never_hands_out_an_address():
         with pytest.raises(BufferError, match="DLPack"):
             export(x)
     assert torch.equal(torch.from_dlpack(torch.ones(3)), torch.ones(3))
+
+
+def test_deepcopy_of_scalars_and_of_batch_norm():
+    # a 0-dim tensor's stride is the schema's default, so torch's call of set_ leaves it out
+    scalar = torch.tensor(7, device="tpu")
+    assert copy.deepcopy(scalar).item() == 7
+    norm = torch.nn.BatchNorm1d(3).to("tpu")
+    norm(torch.randn(4, 3, device="tpu"))
+    twin = copy.deepcopy(norm)
+    for mine, theirs in zip(twin.state_dict().values(), norm.state_dict().values(), strict=True):
+        assert mine.device.type == "tpu"
+        assert torch.equal(mine, theirs)
+    norm.num_batches_tracked.add_(1)
+    assert twin.num_batches_tracked.item() == 1

@@ -77,7 +77,9 @@ def set_source(self, source, *rest):
         offset, size, stride = rest if rest else (source.storage_offset(), source.shape, source.stride())
     else:
         where = source if isinstance(source, torch.UntypedStorage) else source._untyped_storage
-        offset, size, stride = rest if rest else (0, (where.nbytes() // self.element_size(),), (1,))
+        if len(rest) == 2:  # the default stride is left out: contiguous, and of a 0-dim tensor the only one
+        rest = (*rest, contiguous_strides(rest[1]))
+    offset, size, stride = rest if rest else (0, (where.nbytes() // self.element_size(),), (1,))
     stride = stride or contiguous_strides(size)
     need = _bytes(self, offset, size, stride)
     if need > where.nbytes():
