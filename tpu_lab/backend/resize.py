@@ -78,8 +78,8 @@ def set_source(self, source, *rest):
     else:
         where = source if isinstance(source, torch.UntypedStorage) else source._untyped_storage
         if len(rest) == 2:  # the default stride is left out: contiguous, and of a 0-dim tensor the only one
-        rest = (*rest, contiguous_strides(rest[1]))
-    offset, size, stride = rest if rest else (0, (where.nbytes() // self.element_size(),), (1,))
+            rest = (*rest, contiguous_strides(rest[1]))
+        offset, size, stride = rest if rest else (0, (where.nbytes() // self.element_size(),), (1,))
     stride = stride or contiguous_strides(size)
     need = _bytes(self, offset, size, stride)
     if need > where.nbytes():
