@@ -183,6 +183,8 @@ def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]
         misses = sum(trace.launches[i].cache != "hit" for i in range(*inside))
         out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end), settling))
         start = end
+        if end <= warm and (number == len(ends) or ends[number] > warm):
+            start = warm  # between the two profile() waits for the warm-up's device work: that is no step's
     return tuple(out)
 
 
