@@ -62,12 +62,13 @@ def _sequence(start, step, out):
     return start + step * lax.iota(wide, count)
 
 
-@op(aten.arange.default, aten.arange.out, **NEW)
+# The ends give the length, so they are part of the program: a runtime float would keep the first call's shape.
+@op(aten.arange.default, aten.arange.out, static=("end",), **NEW)
 def arange(end, dtype=None, out=None):
     return _sequence(0, 1, out)
 
 
-@op(aten.arange.start, aten.arange.start_step, aten.arange.start_out, aten.range, **NEW)
+@op(aten.arange.start, aten.arange.start_step, aten.arange.start_out, aten.range, static=("start", "end", "step"), **NEW)
 def arange_from(start, end, step=1, dtype=None, out=None):
     return _sequence(start, step, out)
 
