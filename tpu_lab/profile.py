@@ -155,6 +155,16 @@ class _Profiler:
     def __exit__(self, kind, error, traceback) -> None:
         self._end(error)
 
+    def __getattr__(self, name: str):
+        """`p = tpu_lab.profile()`, then `with p:`: p stands for its Profile."""
+        profile = self.__dict__.get("_profile")
+        if name.startswith("_") and not name.startswith(("_repr", "_mime_")) or profile is None:
+            raise AttributeError(f"{type(self).__name__!r} has no {name!r} before its block has run: with p: ...")
+        return getattr(profile, name)
+
+    def __repr__(self) -> str:
+        return object.__repr__(self) if self._profile is None else repr(self._profile)
+
     def __call__(self, fn: Callable) -> Callable:
         """As a decorator: each call is profiled, `fn.profile` is the last one, the value goes through."""
 
@@ -213,6 +223,9 @@ class _Profiler:
         """Stop recording, wait for the last device times, restore the mode: whatever happened before, or happens here."""
         assert self._stack is not None and self._profile is not None
         trace = self._profile.trace
+        if error is None and trace.meta.get("unlaunched"):  # the block's own deferred work belongs to the block
+            with contextlib.suppress(Exception):  # its error belongs to whoever reads the value
+                _hook("executor", "flush")("synchronize")
         trace.marks.append(("block end", time.perf_counter_ns()))
         _cpu(trace)
         if error is not None:

@@ -89,7 +89,7 @@ def _aval(name: str, now: str, before: str, hint: bool) -> tuple[str, str]:
         pass
     elif changed == [0] and a[0] < b[0]:
         guess = " (last batch is smaller): use drop_last=True or pad"
-    elif len(changed) == 1 and a[changed[0]] == b[changed[0]] + 1:
+    elif len(changed) == 1 and changed[0] > 0 and a[changed[0]] == b[changed[0]] + 1:
         guess = " (a sequence grows by one): pad to its final length"
     return "shape", f"{name}: {now}, was {before}{guess}"
 

@@ -143,7 +143,7 @@ def call(record: Record, args, kwargs):
         key = tuple(key)
         sig = _signatures.get(key)
         if sig is None:
-            sig = _build(record, args, kwargs, cells, key, alias)
+            sig = _build(record, args, kwargs, cells, key, alias, len(floats), len(ints))
         if sig.plain and not start and state.thread.tracing is None:  # the common case, without the general one's cost
             f = sig.plain
             value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
@@ -217,13 +217,16 @@ def _normal(geometry):
     return where, size, tuple([s if n != 1 else 0 for n, s in zip(size, stride, strict=True)]), offset, dtype
 
 
-def _build(record, args, kwargs, cells, key, alias):
+def _build(record, args, kwargs, cells, key, alias, n_floats, n_ints):
     tensors = signature.tensors_in([*args, *kwargs.values()], [])
     windows = [
         window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)
     ]
     try:
         sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
+        if not sig.resize and state.thread.tracing is None:
+            if record.lowering is None or state.mode() is state.EagerMode.DEFER_AND_FUSE:  # strict runs it right away
+                signature.check_traceable(sig, n_floats, n_ints)
     except (RuntimeError, IndexError, TypeError, ValueError) as found:
         raise native.error(record, args, kwargs) or found from None
     if sig.odd_out:  # meta kernels cast and resize what is written more than the CPU's do

@@ -108,7 +108,8 @@ def flush(reason: str | None) -> None:
     """Run the deferred graph as one program and put its live values in place.
 
     reason: a key of trace.REASONS; None takes what `waiting` says, or "item".
-    If the compile is interrupted or fails, nothing has run: the graph stays as it was.
+    If the compile is interrupted or fails, nothing has run: the graph stays as it was, to be tried once more. When that
+    fails, too, it is dropped, and reading one of its results says so.
     """
     global graph
     with state.lock:
@@ -123,12 +124,14 @@ def flush(reason: str | None) -> None:
         reason = reason or (_waiting[0] if _waiting else "item")  # the outermost: a fallback copies to the CPU
         made, program = None, cache.get(plan.key)
         if program is None:
-            jitted, view = graph.program(plan)
-            site = where.site()
-            view = dataclasses.replace(view, site=(site.file, site.line))
-            flops = sum(n.sig.flops for n in graph.nodes)
-            nbytes = sum(x.nbytes for x in plan.leaves) + sum(d.itemsize * _size(s) for s, d in _live(plan))
-            program = made = cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes)
+            try:
+                program = made = _compile_graph(plan)
+            except Exception:
+                if graph.failed:  # twice: it would stand in the way of every later op
+                    graph = Graph()
+                else:
+                    graph.failed = True
+                raise
         with no_interrupt():
             done, graph = graph, Graph()
             done.nodes = []  # drop our references to the leaves: donation needs them gone
@@ -143,6 +146,15 @@ def flush(reason: str | None) -> None:
             taken = [plan.leaves[n] for n in plan.donated]
             moved = (*plan.leaves, *arrays)
             launches.record(active, program, made, reason, "fused", where.site(), times, counts, token, moved, taken)
+
+
+def _compile_graph(plan):
+    jitted, view = graph.program(plan)
+    site = where.site()
+    view = dataclasses.replace(view, site=(site.file, site.line))
+    flops = sum(n.sig.flops for n in graph.nodes)
+    nbytes = sum(x.nbytes for x in plan.leaves) + sum(d.itemsize * _size(s) for s, d in _live(plan))
+    return cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes)
 
 
 def _size(shape) -> int:

@@ -55,7 +55,7 @@ def run(record, args, kwargs, reason: str):
             if record.name not in _warned:
                 _warned.add(record.name)
                 warnings.warn(
-                    f"{record.name} has no TPU lowering: it runs on the CPU ({site.file}:{site.line}: {site.code}). "
+                    f"{called(record)} has no TPU lowering: it runs on the CPU ({site.file}:{site.line}: {site.code}). "
                     "Each call copies its inputs and results",
                     FallbackWarning,
                     stacklevel=3,
@@ -68,8 +68,8 @@ def run(record, args, kwargs, reason: str):
                 if isinstance(value, torch.Tensor):
                     if value.device.type != "tpu":
                         return value
-                    if id(value) not in moved:
-                        moved[id(value)] = host.to_cpu(value)
+                    if id(value) not in moved:  # a clone: a numpy array's memory cannot be resized, `out=` may have to be
+                        moved[id(value)] = host.to_cpu(value).clone(memory_format=torch.preserve_format)
                     return moved[id(value)]
                 if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
                     return [to_cpu(v) for v in value]

@@ -71,6 +71,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.flush_at = LOOP_CHECK  # ask `full` at this length
         self.period = 0
+        self.failed = False  # its compile failed once
 
     def full(self) -> str | None:
         """Why to flush now: "loop", "size limit", or None (then `flush_at` has moved on).

@@ -274,12 +274,14 @@ def _compute(record, sig, template, ktemplate, want, compute):
     passed = [v for v, a in zip(template, record.schema.arguments, strict=False) if a.name not in record.dropped]
     kpassed = {k: v for k, v in ktemplate.items() if k not in record.dropped}
 
+    decompose = record.decompose  # as it is now: the op may turn out to be untraceable for other arguments
+
     def run(values, floats, ints):
         tensors = [w.read(v) for w, v in zip(sig.windows, values, strict=True)]
         args = [_fill(v, tensors, floats, ints) for v in passed]
         kwargs = {name: _fill(v, tensors, floats, ints) for name, v in kpassed.items()}
         if record.lowering is None:
-            return record.decompose(args, kwargs, want)
+            return decompose(args, kwargs, want)
         if record.lowering.contiguous:
             kwargs["contiguous"] = tuple(is_contiguous(w.size, w.stride) for w in sig.windows)
         key = rng.key(jnp.asarray(ints[-2], jnp.int64), jnp.asarray(ints[-1], jnp.int64)) if sig.rng else None
@@ -306,6 +308,13 @@ def _function(sig, run, alias):
         return out
 
     return fn
+
+
+def check_traceable(sig, n_floats: int, n_ints: int) -> None:
+    """Trace the signature on shapes alone. Raises what its lowering raises, at the user's call and not at a later flush."""
+    values = [jax.ShapeDtypeStruct(w.base.shape, w.base.jdtype) for w in sig.windows]
+    floats = [jax.ShapeDtypeStruct((), jnp.float64)] * n_floats
+    jax.eval_shape(sig.jit, values, floats, [jax.ShapeDtypeStruct((), jnp.int64)] * (n_ints + 2 * sig.rng))
 
 
 def _infer(sig, record, run):

@@ -244,8 +244,3 @@ def cross(a, b, dim=-1):
 @op(aten.linalg_householder_product, **LINALG)
 def householder_product(a, tau):
     return lax.linalg.householder_product(a, tau)
-
-
-@op(aten.geqrf, **LINALG)
-def geqrf(a):
-    return tuple(lax.linalg.geqrf(a))

@@ -22,7 +22,9 @@ def product(a, b, out, equation=None):
 
 
 def plus(bias, result, beta, alpha):
-    """beta * bias + alpha * result; with beta = 0 the bias is not read, so that its NaN does not count."""
+    """beta * bias + alpha * result; what is multiplied by a 0 is not read, so that its NaN or infinity does not count."""
+    if alpha == 0 and beta != 0:
+        return jnp.broadcast_to(scaled(bias.astype(result.dtype), beta), result.shape)
     result = scaled(result, alpha)
     return result if beta == 0 else scaled(bias.astype(result.dtype), beta) + result
 
