@@ -124,6 +124,7 @@ class Trace:
     steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
     marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end", ns), ("call end", ns), ("block end", ns): set by profile()
     live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
+    programs: dict[str, object] = field(default_factory=dict)  # LaunchRecord.key -> program: its texts, made when asked
     dropped: int = 0
     start_ns: int = 0
     end_ns: int = 0

@@ -39,10 +39,20 @@ class Program:
     used: int = 0
     compiled: object = field(default=None, repr=False)
     extra: object = field(default=None, repr=False)  # what torch.compile must know to use the results
+    avals: tuple = field(default=(), repr=False)  # shapes and dtypes it was made for
 
     def hlo(self) -> str:
-        """The optimised HLO text."""
+        """The optimised HLO text. A scope "<index>:<op>" in an instruction's op_name is the index-th op of a launch."""
         return self.compiled.as_text()
+
+    def lower(self, platform: str | None = None):
+        """The program traced and lowered again (jax.stages.Lowered), for "cpu" or "tpu": needs no such device."""
+        traced = self.call.trace(*self.avals)
+        return traced.lower() if platform is None else traced.lower(lowering_platforms=(platform,))
+
+    def stablehlo(self, platform: str | None = None) -> str:
+        """The StableHLO text, with locations."""
+        return self.lower(platform).as_text(debug_info=True)
 
 
 class Cache:
@@ -85,7 +95,7 @@ class Cache:
         self.disk_hits += tier == "disk"
         program = self.programs[key] = Program(
             key, digest(key), jitted, view, flops, nbytes, (t1 - t0, t2 - t1, t3 - t2), tier, cause, why,
-            f"{site.file}:{site.line}", self.clock, compiled,
+            f"{site.file}:{site.line}", self.clock, compiled, avals=jax.tree.map(_aval, args),
         )  # fmt: skip
         if len(self.programs) > LIMIT:
             self._evict()
@@ -112,6 +122,11 @@ class Cache:
             "seconds_lowering": spent[1],
             "seconds_compiling": spent[2],
         }
+
+
+def _aval(value):
+    """The shape of an argument without its memory; what is no array stays."""
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "dtype") else value
 
 
 def digest(key: tuple) -> str:

@@ -53,6 +53,7 @@ def record(active, program, made, reason, mode, site, times, counts: Counts, wai
     )  # fmt: skip
     position = len(active.launches)
     active.add("launches", launch)
+    active.programs[program.digest] = program  # hlo(), stablehlo(), lower(platform): what ran, as text
     live.point(active, arrays, taken)
     if made is not None:
         active.add("compiles", record_compile(made, index))
