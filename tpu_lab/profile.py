@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib
 import inspect
 import linecache
 import sys
@@ -63,9 +64,8 @@ class Profile:
         """A view by name, with at most `limit` rows before a fold, sorted by `sort` (views that have orders)."""
         if name not in VIEWS:
             raise ValueError(f"no view {name!r}: there are {', '.join(VIEWS)}")
-        from tpu_lab.viz import cache, ops, summary
-
-        return {"summary": summary, "ops": ops, "cache": cache}[name].draw(self.metrics, limit=limit, sort=sort)
+        drawn_by = importlib.import_module(f"tpu_lab.viz.{name}")
+        return drawn_by.draw(self.metrics, limit=limit, sort=sort)
 
     @functools.cached_property
     def summary(self):
@@ -337,8 +337,6 @@ def _quick_switch():
 
 def _hook(module: str, name: str) -> Callable:
     """A function of the backend, looked up when needed, so that importing this file starts no device."""
-    import importlib
-
     return getattr(importlib.import_module(f"tpu_lab.backend.{module}"), name)
 
 
