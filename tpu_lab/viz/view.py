@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from markupsafe import Markup
 
 from tpu_lab.viz import theme
+from tpu_lab.viz.marks import style
 
 INLINE_ROWS = 200  # at most, in a notebook's cell
 INLINE_BYTES = 300_000
@@ -42,8 +43,15 @@ class View:
     @cached_property
     def html(self) -> str:
         """One root element that needs nothing around it: no script, no URL, right in light and dark."""
+        return self.marked(None)
+
+    def marked(self, picked: Mapping | None) -> str:
+        """The same page with an op, a line or a fusion marked: `view.marked({"op": 17, "line": "model.py:54"})`."""
+        marks, rules = style(picked)
         template = theme.environment().get_template("root.html")
-        return template.render(css=Markup(theme.stylesheet()), title=self.title, body=self.body)
+        return template.render(
+            css=Markup(theme.stylesheet() + rules), title=self.title, body=self.body, marks=Markup(marks)
+        )
 
     @cached_property
     def lines(self) -> list:
