@@ -49,7 +49,7 @@ def _distance(a: View, b: View) -> int:
 
 def _differs(new: View, old: View) -> tuple[str, str]:
     if new.options != old.options:
-        return "option", f"compiler options {dict(new.options) or 'none'}, were {dict(old.options) or 'none'}"
+        return "option", f"options {_options(new)}, were {_options(old)}"
     for (name, now), (_, before) in zip(new.leaves, old.leaves, strict=False):
         if now != before:
             return _aval(name, now, before, hint=new.kind != "strict" or new.site == old.site)
@@ -72,6 +72,10 @@ def _differs(new: View, old: View) -> tuple[str, str]:
     if new.donated != old.donated:
         return "donation", "other inputs could be overwritten in place: their old values are now held, or no longer"
     return "ops", "the same ops are wired to each other in another way"
+
+
+def _options(view: View) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in view.options) or "none"
 
 
 def _aval(name: str, now: str, before: str, hint: bool) -> tuple[str, str]:

@@ -151,7 +151,7 @@ class CompiledGraph:
                 key.append((a.__class__, a))
         if len(set(map(id, cells))) != len(cells):
             key.append(_aliases(cells))
-        key.append((precision.level, state.compiler_options, torch.get_default_dtype()))
+        key.append((precision.chosen, state.compiler_options, torch.get_default_dtype()))
         return tuple(key), cells
 
     # --- making a plan -------------------------------------------------------------------------------------------
@@ -226,7 +226,8 @@ class CompiledGraph:
         infos, site = self.describe(), self.link.site_of(self.phase)
         leaves = tuple((n, repr(w)) for n, w in zip(self.placeholders, plan.windows, strict=True) if w is not None)
         ops = tuple((i.name, i.inputs, i.static) for i in infos)
-        view = causes.View("compiled", (site.file, site.line), ops, leaves, (), donate, state.compiler_options)
+        options = (*state.compiler_options, *precision.options([precision.chosen]))
+        view = causes.View("compiled", (site.file, site.line), ops, leaves, (), donate, options)
         flops, nbytes = sum(i.flops for i in infos), sum(a.nbytes for a in arrays)
         program = cache.add(key, jitted, (_next_seed(0), *arrays), view, flops, nbytes, site)
         program.extra = recipe

@@ -44,7 +44,8 @@ class Record:
         self.kinds = [self._kind(a) for a in self.schema.arguments]
         self.kwkinds = {a.name: k for a, k in zip(self.schema.arguments, self.kinds, strict=True)}
         self.meta = None  # False once it is known that PyTorch has no meta kernel
-        self.matmul = self.lowering is not None and self.lowering.kind == "matmul"
+        names = getattr(self.lowering.fn, "__globals__", ()) if self.lowering is not None else ()
+        self.multiplies = self.lowering is None or "precision" in names or "matmul" in names  # float32 products, maybe
         self.kind = self.lowering.kind if self.lowering is not None else "elementwise"
         self.rng = self.lowering is not None and self.lowering.rng
         self.multi = len(self.written) > 1 or any("[]" in str(a.type) for a in self.schema.arguments if a.alias_info)
@@ -126,8 +127,8 @@ def call(record: Record, args, kwargs):
                 if name != "generator":
                     key.append(name)
                     collect((value,), (record.kwkinds[name],), key, cells, floats, ints)
-        if record.matmul:
-            key.append(precision.level)
+        if record.multiplies and precision.chosen is not None:
+            key.append(precision.chosen)
         if torch.get_default_dtype() is not _float32:
             key.append(torch.get_default_dtype())
         if state.compiler_options:

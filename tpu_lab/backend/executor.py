@@ -11,7 +11,7 @@ import time
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import causes, interrupts, launches, state, where
+from tpu_lab.backend import causes, interrupts, launches, precision, state, where
 from tpu_lab.backend.cache import cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
@@ -100,7 +100,7 @@ def _compile_op(sig, values, floats, ints, mode):
         return found
     site = where.site()
     leaves = tuple((sig.argument(i), repr(w)) for i, w in enumerate(sig.windows))
-    view = causes.View("strict", (site.file, site.line), ((sig.name, sig.inputs, sig.static),), leaves, options=sig.options)
+    view = causes.View("strict", (site.file, site.line), ((sig.name, sig.inputs, sig.static),), leaves, options=(*sig.options, *precision.options([sig.precision])))
     return cache.add(key, sig.jit, (values, floats, ints), view, sig.flops, sig.nbytes)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_lab.backend import causes
+from tpu_lab.backend import causes, precision
 from tpu_lab.backend.storage import Pending
 
 SIZE_LIMIT = 4000  # ops; a longer graph is flushed
@@ -185,5 +185,6 @@ class Graph:
                 if v < 0 and v not in names:
                     names[v] = (f"{sig.argument(k)} of {sig.name}", repr(sig.windows[k].base))
         leaves = tuple(names[-1 - i] for i in range(len(plan.leaves)))
-        view = causes.View("fused", ("", 0), tuple(ops), leaves, plan.positions, plan.donated, plan.key[4])
+        options = (*plan.key[4], *precision.options([s.precision for s, _, _, _ in steps]))
+        view = causes.View("fused", ("", 0), tuple(ops), leaves, plan.positions, plan.donated, options)
         return jitted, view

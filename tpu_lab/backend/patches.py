@@ -52,7 +52,7 @@ def _matmul_precision() -> None:
     @functools.wraps(original)
     def set_float32_matmul_precision(name):
         original(name)
-        precision.set("default" if name == "medium" else name)
+        precision.set({"highest": None, "medium": "default"}.get(name, name))
 
     torch.set_float32_matmul_precision = set_float32_matmul_precision
 

@@ -17,7 +17,7 @@ import torch
 import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import dtypes, lowering, overlap, registry, rng, storage
+from tpu_lab.backend import dtypes, lowering, overlap, precision, registry, rng, storage
 from tpu_lab.backend.window import Base, Window, is_contiguous
 
 
@@ -54,7 +54,7 @@ class Signature:
     """See the module's docstring. `fn(values, floats, ints) -> [fresh bases..., written bases...]`."""
 
     __slots__ = (
-        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "odd_out", "options", "out_text", "plain", "program", "record",
+        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "odd_out", "options", "out_text", "plain", "precision", "program", "record",
         "resize", "result",
         "rng", "static", "windows", "writes",
     )  # fmt: skip
@@ -96,6 +96,7 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     """
     sig = Signature()
     sig.program, sig.options = None, options
+    sig.precision = precision.chosen if record.multiplies else None
     sig.id, sig.record, sig.name, sig.windows = next(_ids), record, record.name, tuple(windows)
     with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         metas = [_map(a, meta_of) for a in args]
@@ -277,6 +278,12 @@ def _compute(record, sig, template, ktemplate, want, compute):
     decompose = record.decompose  # as it is now: the op may turn out to be untraceable for other arguments
 
     def run(values, floats, ints):
+        if precision.chosen == sig.precision or not record.multiplies:
+            return compute_it(values, floats, ints)
+        with precision.scope(sig.precision):  # a graph is traced when it runs, maybe after the block that chose
+            return compute_it(values, floats, ints)
+
+    def compute_it(values, floats, ints):
         tensors = [w.read(v) for w, v in zip(sig.windows, values, strict=True)]
         args = [_fill(v, tensors, floats, ints) for v in passed]
         kwargs = {name: _fill(v, tensors, floats, ints) for name, v in kpassed.items()}

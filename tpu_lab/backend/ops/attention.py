@@ -48,7 +48,7 @@ def masked_softmax_backward(grad, output, mask, dim=None):
 
 
 def _affine(x, weight, bias):
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision.current()) + bias
+    return precision.einsum("...i,oi->...o", x, weight) + bias
 
 
 @op(aten._transform_bias_rescale_qkv, kind="movement")
@@ -83,9 +83,9 @@ def multi_head_attention(
         return y.reshape(*y.shape[:2], num_head, -1).swapaxes(1, 2)
 
     q, k, v = heads(query, 0), heads(key, 1), heads(value, 2)
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, precision=precision.current()) / math.sqrt(q.shape[-1])
+    scores = precision.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
     weights = softmax(scores, 3, False) if mask is None else masked_softmax(scores, mask, 3, mask_type)
-    mixed = jnp.einsum("bhqk,bhkd->bqhd", weights, v, precision=precision.current())
+    mixed = precision.einsum("bhqk,bhkd->bqhd", weights, v)
     out = _affine(mixed.reshape(*mixed.shape[:2], embed_dim), wide(proj_weight), wide(proj_bias))
     if not need_weights:
         return out, None

@@ -25,7 +25,9 @@ def convolution(x, w, bias, stride, padding, dilation, transposed, output_paddin
     """x: [batch, in, *spatial] or [in, *spatial]; w: [out, in / groups, *kernel], transposed [in, out / groups, *kernel]."""
     if x.ndim < w.ndim:
         return convolution(x[None], w, bias, stride, padding, dilation, transposed, output_padding, groups)[0]
-    y = _linear(x, w, *_settings(w, stride, padding, dilation, transposed, output_padding, groups))
+    settings = _settings(w, stride, padding, dilation, transposed, output_padding, groups)
+    x, w = (v.astype(jnp.promote_types(x.dtype, w.dtype)) for v in (x, w))
+    y = precision.product(lambda x, w, level: _linear(x, w, *settings, level), x, w)
     return y if bias is None else y + bias.reshape(-1, *[1] * (w.ndim - 2))
 
 
@@ -51,8 +53,15 @@ def convolution_backward(
         return (None if gx is None else gx[0]), gw, gb
     settings = _settings(w, stride, padding, dilation, transposed, output_padding, groups)
     want_x, want_w, want_bias = output_mask
-    gx = jax.vjp(lambda x: _linear(x, w, *settings), x)[1](grad)[0] if want_x else None
-    gw = jax.vjp(lambda w: _linear(x, w, *settings), w)[1](grad)[0] if want_w else None
+
+    def for_x(g, w, level):
+        return jax.vjp(lambda x: _linear(x, w, *settings, level), x)[1](g)[0]
+
+    def for_w(g, x, level):
+        return jax.vjp(lambda w: _linear(x, w, *settings, level), w)[1](g)[0]
+
+    gx = precision.product(for_x, grad, w) if want_x else None
+    gw = precision.product(for_w, grad, x) if want_w else None
     gb = grad.sum((0, *range(2, grad.ndim))) if want_bias else None
     return gx, gw, gb
 
@@ -64,8 +73,8 @@ def _settings(w, stride, padding, dilation, transposed, output_padding, groups):
     return (*lists, transposed, groups)
 
 
-def _linear(x, w, stride, padding, dilation, output_padding, transposed, groups):
-    """The convolution without bias: linear in x and in w."""
+def _linear(x, w, stride, padding, dilation, output_padding, transposed, groups, level):
+    """The convolution without bias: linear in x and in w. level: jax's Precision of its products."""
     x, w = (v.astype(jnp.promote_types(x.dtype, w.dtype)) for v in (x, w))
     kernel, n = w.shape[2:], w.ndim - 2
     if not transposed:
@@ -76,18 +85,18 @@ def _linear(x, w, stride, padding, dilation, output_padding, transposed, groups)
         ]
         tiny = max(x.shape[2:]) <= 2 and max(kernel) > 1
         if x.size and w.size and (tiny or (max(kernel) == 1 and not any(padding))):
-            return _by_patches(x, w, size, stride, padding, dilation, groups)
-        return _xla(x, w, stride, pads, [1] * n, dilation, groups)
+            return _by_patches(x, w, size, stride, padding, dilation, groups, level)
+        return _xla(x, w, stride, pads, [1] * n, dilation, groups, level)
     # A transposed convolution is a plain one with the kernel flipped, in and out exchanged, over a spread-out input.
     i, o = w.shape[0], w.shape[1]
     w = w.reshape(groups, i // groups, o, *kernel).swapaxes(1, 2).reshape(groups * o, i // groups, *kernel)
     w = jnp.flip(w, range(2, w.ndim))
     reach = [d * (k - 1) for d, k in zip(dilation, kernel)]
     pads = [(r - p, r - p + extra) for r, p, extra in zip(reach, padding, output_padding)]
-    return _xla(x, w, [1] * n, pads, stride, dilation, groups)
+    return _xla(x, w, [1] * n, pads, stride, dilation, groups, level)
 
 
-def _xla(x, w, stride, pads, spread, dilation, groups):
+def _xla(x, w, stride, pads, spread, dilation, groups, level):
     return lax.conv_general_dilated(
         x,
         w,
@@ -96,11 +105,11 @@ def _xla(x, w, stride, pads, spread, dilation, groups):
         lhs_dilation=spread,
         rhs_dilation=dilation,
         feature_group_count=groups,
-        precision=precision.current(),
+        precision=level,
     )
 
 
-def _by_patches(x, w, size, stride, padding, dilation, groups):
+def _by_patches(x, w, size, stride, padding, dilation, groups, level):
     """Matrix product of the kernel with the patches, leaving out the taps that see only padding."""
     padded = jnp.pad(x, [(0, 0), (0, 0), *[(p, p) for p in padding]])
     slices, taps = [], []
@@ -118,5 +127,5 @@ def _by_patches(x, w, size, stride, padding, dilation, groups):
     patches = jnp.stack(slices, 2).reshape(batch, groups, channels // groups, len(taps), -1)
     kernel = w.reshape(groups, w.shape[0] // groups, w.shape[1], -1)
     kernel = kernel if len(taps) == kernel.shape[3] else jnp.stack([kernel[..., t] for t in taps], -1)
-    y = jnp.einsum("gock,bgckp->bgop", kernel, patches, precision=precision.current())
+    y = jnp.einsum("gock,bgckp->bgop", kernel, patches, precision=level)
     return y.reshape(batch, w.shape[0], *size)

@@ -22,7 +22,7 @@ def _h(x):
 
 
 def _mm(a, b):
-    return jnp.matmul(a, b, precision=precision.current())
+    return precision.matmul(a, b)
 
 
 @op(aten.linalg_cholesky_ex, **LINALG)

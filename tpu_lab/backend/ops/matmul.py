@@ -17,8 +17,12 @@ def product(a, b, out, equation=None):
     wide = dtypes.to_jax(dtypes.opmath(out[0][1]))
     if wide != jnp.result_type(a, b) and not (wide == jnp.float32 and a.dtype in (jnp.bfloat16, jnp.float16)):
         a, b = a.astype(wide), b.astype(wide)
-    options = {"precision": precision.current(), "preferred_element_type": wide}
-    return jnp.einsum(equation, a, b, **options) if equation else jnp.matmul(a, b, **options)
+
+    def multiply(a, b, level):
+        options = {"precision": level, "preferred_element_type": wide}
+        return jnp.einsum(equation, a, b, **options) if equation else jnp.matmul(a, b, **options)
+
+    return precision.product(multiply, a, b)
 
 
 def plus(bias, result, beta, alpha):

@@ -122,7 +122,8 @@ def _transposed(grad, rules, input_size):
             continue
         matrix = np.zeros((o, i), _real(g))
         np.add.at(matrix, (np.arange(o)[:, None], place), 1 if weight is None else weight)
-        g = jnp.moveaxis(jnp.tensordot(g, matrix, (axis, 0), precision=precision.current()), -1, axis)
+        rows = precision.matmul(jnp.moveaxis(g, axis, -1), jnp.asarray(matrix))
+        g = jnp.moveaxis(rows, -1, axis)
     return g
 
 
