@@ -67,6 +67,11 @@ class Profile:
         drawn_by = importlib.import_module(f"tpu_lab.viz.{name}")
         return drawn_by.draw(self.metrics, limit=limit, sort=sort)
 
+    @staticmethod
+    def orders(name: str) -> tuple[str, ...]:
+        """The values of `sort` that a view knows."""
+        return tuple(getattr(importlib.import_module(f"tpu_lab.viz.{name}"), "SORTS", ()))
+
     @functools.cached_property
     def summary(self):
         """Where the time went, in one screen."""

@@ -12,18 +12,21 @@ from tpu_lab.viz.view import View, template
 
 SITES = 8  # shown open; the others fold to a table
 CELLS = 48
+SORTS = ("compiles", "wasted")  # seconds compiling; seconds that compiled programs which ran only once
 _RANK = {"none": 0, "hit": 1, "disk": 2, "miss": 3}
 
 
-def rows(m: Metrics):
+def rows(m: Metrics, sort: str | None = None):
     """One row a call site: site, code, launches, hits, misses, disk, programs, trace_s, lower_s, compile_s, spent_s,
-    saved_s (hits x this site's mean compile time), lookup_us (mean), why (a list of sentences). Most seconds first."""
+    saved_s (hits x this site's mean compile time), wasted_s (of spent_s, what went into programs that ran only once
+    in this recording), lookup_us (mean), why (a list of sentences). Most seconds spent (or wasted) first."""
     import pandas as pd
 
     by_site: dict[tuple[str, int], list[int]] = {}
     for i, launch in enumerate(m.trace.launches):
         by_site.setdefault(m.site(launch)[:2], []).append(i)
     made = compiles_by_launch(m)
+    runs = Counter(r.key for r in m.trace.launches)
     table = []
     for (file, line), members in by_site.items():
         launches = [m.trace.launches[i] for i in members]
@@ -45,12 +48,14 @@ def rows(m: Metrics):
                 "compile_s": sum(c.compile_ns for c in own) / 1e9,
                 "spent_s": sum(map(misses.spent, own)) / 1e9,
                 "saved_s": outcome["hit"] * mean / 1e9,
+                "wasted_s": sum(misses.spent(c) for c in own if runs[c.key] == 1) / 1e9,
                 "lookup_us": sum(r.lookup_ns for r in launches) / len(launches) / 1e3,
                 "why": [c.why for c in own],
                 "_members": members,
             }
         )
-    table.sort(key=lambda r: (-r["spent_s"], -r["launches"], r["site"]))
+    first = "wasted_s" if sort == "wasted" else "spent_s"
+    table.sort(key=lambda r: (-r[first], -r["spent_s"], -r["launches"], r["site"]))
     frame_ = pd.DataFrame(table, columns=[*_COLUMNS, "_members"])
     members = frame_.pop("_members")
     frame_.attrs["members"] = members.tolist()
@@ -59,7 +64,7 @@ def rows(m: Metrics):
 
 _COLUMNS = (
     "site", "code", "launches", "hits", "misses", "disk", "programs", "trace_s", "lower_s", "compile_s", "spent_s",
-    "saved_s", "lookup_us", "why",
+    "saved_s", "wasted_s", "lookup_us", "why",
 )  # fmt: skip
 
 
@@ -145,21 +150,22 @@ class Segment:
 
 
 def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
-    """limit: how many call sites stand open. sort: only "compiles", which is the order anyway."""
-    if sort not in (None, "compiles"):
-        raise ValueError(f"the cache view is sorted by the seconds spent compiling (compiles), not by {sort!r}")
+    """limit: how many call sites stand open. sort: "compiles" (seconds compiling, the order it has anyway) or "wasted"
+    (seconds that compiled programs which ran only once)."""
+    if sort is not None and sort not in SORTS:
+        raise ValueError(f"the cache view sorts by {' or '.join(SORTS)}, not by {sort!r}")
     store: dict = {}
 
     def model() -> Model:
         if "model" not in store:
-            store["model"] = _model(m, view.rows, limit or SITES)
+            store["model"] = _model(m, view.rows, limit or SITES, sort)
         return store["model"]
 
     view = View(
         "cache",
         _title(m),
         _finding(m),
-        lambda: rows(m),
+        lambda: rows(m, sort),
         lambda: _text(model()),
         lambda: template("cache.html", v=model()),
     )
@@ -216,7 +222,7 @@ def _title(m: Metrics) -> str:
     return f"{head}; {number.plural(n['hit'], 'hit')}, {number.count(n['disk'])} from disk"
 
 
-def _model(m: Metrics, table, limit: int) -> Model:
+def _model(m: Metrics, table, limit: int, sort: str | None) -> Model:
     meta = frame.provenance(m)
     if not len(table):
         hint = frame.nothing_hint(m) if frame.nothing(m) else "Ops ran, but none needed a launch."
@@ -259,6 +265,9 @@ def _model(m: Metrics, table, limit: int) -> Model:
     if any(c.outcome == "none" for s in sites for c in s.cells.shown):
         used.append("none")
     foot = "saved: hits \u00d7 this site\u2019s mean compile time"
+    if sort == "wasted":
+        wasted = number.time(float(table.wasted_s.sum()) * 1e9)
+        foot = f"sorted by wasted: {wasted} compiled programs that ran once \u00b7 {foot}"
     return Model(
         _title(m),
         tuple(meta),

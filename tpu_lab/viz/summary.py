@@ -12,6 +12,7 @@ from tpu_lab.viz import cache, frame, lanes, misses, number, ops, summary_text, 
 from tpu_lab.viz.view import View, template
 
 TOP = 5
+SORTS = tuple(dict.fromkeys((*ops.SORTS, *cache.SORTS)))
 ORDER = ("device", "dispatch", "Python", "transfer", "idle", "compile")
 PAINTS = {"dispatch": "dispatch", "Python": "python", "transfer": "move", "idle": "idle", "compile": "compile"}
 
@@ -120,7 +121,9 @@ class Model:
 
 
 def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
-    """limit: how many costs are listed. sort: "time" (the order it has anyway), or an order of the ops view inside."""
+    """limit: how many costs are listed. sort: an order of the views inside; the summary itself has one order."""
+    if sort is not None and sort not in SORTS:
+        raise ValueError(f"the summary sorts the views in it by {', '.join(SORTS)}, not by {sort!r}")
     store: dict = {}
 
     def model() -> Model:
@@ -234,7 +237,7 @@ def _model(m: Metrics, top: int, sort: str | None) -> Model:
         (number.count(len(m.ops_in(span))), number.count(len(m.launches_in(span)))), lanes.ops_lane(m, span), lanes.phases(m, span), lane,
         words, device, device_words, tuple(kinds), strip, strip_words, why, then, site, unit, costs, others,
         "device time a step" if m.steady else "device time", tuple(advice.findings(m)),
-        (ops.draw(m, sort=sort if sort in ops.SORTS else None), cache.draw(m)), _foot(m),
+        tuple(v.draw(m, sort=sort if sort in v.SORTS else None) for v in (ops, cache)), _foot(m),
     )  # fmt: skip
 
 
