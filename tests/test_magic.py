@@ -4,8 +4,8 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpu_lab.magic import _split, _takes_value
-from tpu_lab.profile import Profile
+from tpu_lab import options
+from tpu_lab.profile import VIEWS, Profile
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +88,16 @@ def test_no_variable_is_expanded(shell, shown):
 @pytest.mark.parametrize(
     "line, sentence",
     [
-        ("--bogus x", "has no option --bogus"),
+        ("--bogus x", "no option --bogus"),
         ("-n 0 x", "at least 1 step"),
         ("-n three x", "invalid int value"),
         ("--mode fast x", "invalid choice"),
         ("--view fusion x", "no view 'fusion'"),
         ("--chip v6e x", "does not have yet"),
-        ("-s wasted x", "no view knows the order"),
+        ("-s wasted --view ops x", "ops cannot be sorted by wasted: add --view summary or cache"),
+        ("-s fast x", "invalid choice"),
+        ("-l 0 x", "at least 1 row"),
+        ("-T 'open x", "a quote is not closed"),
         ("-v 1a x", "wants a name"),
         ("-n 2", "needs a statement"),
     ],
@@ -112,23 +115,35 @@ def test_code_on_a_cell_magics_first_line_is_refused(shell):
 
 
 def test_options_end_where_code_begins():
-    takes = _takes_value(__import__("tpu_lab.magic", fromlist=["x"]).TpuProfileMagics.tpu_profile.parser)
-    assert _split("-n 3 f(x - 1, '-n')", takes) == ("-n 3", "f(x - 1, '-n')")
-    assert _split("-n3 --mode=fused -q y = -x", takes) == ("-n3 --mode=fused -q", "y = -x")
-    assert _split("-1 * x", takes) == ("", "-1 * x")
-    assert _split("-- -x", takes) == ("", "-x")
-    assert _split("-T 'my file.txt' f('a b')", takes) == ("-T 'my file.txt'", "f('a b')")
+    takes = options.takes_value(options.magic_parser())
+    assert options.split("-n 3 f(x - 1, '-n')", takes) == ("-n 3", "f(x - 1, '-n')")
+    assert options.split("-n3 --mode=fused -q y = -x", takes) == ("-n3 --mode=fused -q", "y = -x")
+    assert options.split("-1 * x", takes) == ("", "-1 * x")
+    assert options.split("-- -x", takes) == ("", "-x")
+    assert options.split("-T 'my file.txt' f('a b')", takes) == ("-T 'my file.txt'", "f('a b')")
 
 
 def test_files(shell, shown, tmp_path):
-    flags = f"-T {tmp_path}/a.txt --html {tmp_path}/a.html --trace {tmp_path}/a.json --csv {tmp_path}/a.csv"
-    run(shell, f"%tpu_profile -q -s time -l 2 {flags} (x @ x).sum().item()")
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["a.csv", "a.html", "a.json", "a.txt"]
+    flags = f"-T {tmp_path}/a.txt --html {tmp_path}/a.html --trace {tmp_path}/t.json --csv {tmp_path}/a.csv"
+    run(shell, f"%tpu_profile -q -s time -l 2 {flags} --json {tmp_path}/a.json (x @ x).sum().item()")
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["a.csv", "a.html", "a.json", "a.txt", "t.json"]
+    assert len(Profile.from_json(tmp_path / "a.json").trace.ops) == 2
     assert "ops run as" in (tmp_path / "a.txt").read_text(encoding="utf-8")
 
 
-def test_help_has_usage_and_examples():
-    from tpu_lab.magic import TpuProfileMagics
+def test_the_question_mark_prints_usage_and_examples(shell, capsys):
+    run(shell, "%tpu_profile?")
+    text = capsys.readouterr().out
+    for word in ("%tpu_profile [-n N]", "Examples", "%%tpu_profile -v p", *VIEWS):
+        assert word in text
+    for flags, _ in options.MAGIC:
+        assert flags[-1] in text
 
-    text = TpuProfileMagics.tpu_profile.__doc__
-    assert "%tpu_profile [-n N]" in text and "Examples" in text
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view_can_be_asked_for_and_knows_the_orders_it_names(shell, shown, name):
+    run(shell, f"%tpu_profile -q -v p --view {name} (x @ x).relu().sum().item()")
+    run(shell, f"%tpu_profile --view {name} -l 3 (x @ x).relu().sum().item()")
+    assert [v.name for v in shown] == [name]
+    for order in Profile.orders(name):
+        assert str(shell.user_ns["p"].view(name, 3, order))

@@ -84,7 +84,7 @@ def split(line: str, takes: dict[str, bool]) -> tuple[str, str]:
             if word.startswith("--") or short not in takes:
                 if not word.startswith("--") and not word[1:2].isalpha():
                     break  # `-1 * x`: a number, so the code has begun
-                raise Mistake(f"%tpu_profile has no option {word}: %tpu_profile? lists them")
+                raise Mistake(f"there is no option {word}: %tpu_profile? lists them")
             name, equals = short, "="  # -n3
         taken.append(word)
         rest = after.lstrip()
@@ -102,7 +102,7 @@ def _word(text: str) -> tuple[str, str]:
     try:
         word = lexer.get_token() or ""
     except ValueError:
-        raise Mistake(f"%tpu_profile: a quote is not closed in {text!r}") from None
+        raise Mistake(f"a quote is not closed in {text!r}") from None
     return word, text[text.index(word) + len(word) :].lstrip() if word else ""
 
 
@@ -111,13 +111,16 @@ def names(view: str | None) -> list[str]:
     return list(dict.fromkeys(v.strip() for v in view.split(",") if v.strip())) if view else ["summary"]
 
 
-def check(args, views: tuple[str, ...]) -> None:
-    """Each bad option is one sentence (Mistake), before any code runs."""
+def check(args, views: tuple[str, ...], orders) -> None:
+    """Each bad option is one sentence (Mistake), before any code runs. orders: view -> the orders it knows."""
     if getattr(args, "steps", 1) < 1 or getattr(args, "warmup", 0) < 0:
         raise Mistake("-n wants at least 1 step and -w no negative number")
     for name in names(args.view):
         if name not in views:
             raise Mistake(f"there is no view {name!r}: there are {', '.join(views)}")
+    if args.sort and not any(args.sort in orders(name) for name in names(args.view)):
+        knows = [name for name in views if args.sort in orders(name)]
+        raise Mistake(f"{' and '.join(names(args.view))} cannot be sorted by {args.sort}: add --view {' or '.join(knows)}")
     if args.limit is not None and args.limit < 1:
         raise Mistake("-l wants at least 1 row")
     variable = getattr(args, "variable", None)
