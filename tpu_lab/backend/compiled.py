@@ -76,7 +76,7 @@ class CompiledGraph:
     def __call__(self, args: list) -> list:
         """Run on real arguments; `args` is emptied, so that what nobody else holds may be reused."""
         with state.lock:
-            if self.untraceable:
+            if self.untraceable or executor.watched:
                 return self._op_by_op(args)
             active = trace.active
             start = time.perf_counter_ns() if active is not None else 0

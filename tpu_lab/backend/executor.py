@@ -18,6 +18,7 @@ from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_sco
 from tpu_lab.backend.storage import Pending
 
 graph = Graph()  # the current deferred graph
+watched = False  # watch.py has taken over `run`: compiled graphs go op by op
 _now = time.perf_counter_ns
 
 

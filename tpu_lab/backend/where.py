@@ -23,22 +23,18 @@ class Site(NamedTuple):
 
 
 NOWHERE = Site("", 0, "")
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_MODELS = os.path.join(_PACKAGE, "models", "")
 _LIBRARIES = tuple(
     os.path.join(path, "") for path in {sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib")}
-)
-_inside = tuple(os.path.join(_PACKAGE, part) for part in ("backend", "viz")) + tuple(
-    os.path.join(_PACKAGE, f"{name}.py") for name in ("profile", "trace", "magic", "cli", "__init__", "metrics")
 )
 _is_user: dict[str, bool] = {}  # file -> does it belong to the user
 
 
 def _user_code(code) -> bool:
     file = code.co_filename
-    if file.startswith(_inside):
-        return False
-    if file.startswith(_PACKAGE):
-        return True  # tpu_lab.models: plain PyTorch, the user's as far as a reader is concerned
+    if file.startswith(_PACKAGE):  # the models are plain PyTorch, the user's as far as a reader is concerned
+        return file.startswith(_MODELS)
     if "ipykernel" in file or "/marimo/" in file:
         return "site-packages" not in file and "/marimo/_" not in file  # their temporary cell files are the user's
     return not file.startswith((*_LIBRARIES, "<frozen", "<string>", "<__array_function__"))
