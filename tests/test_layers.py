@@ -22,6 +22,8 @@ TOP = {
     "export",
     "doctor",
     "doctor_probes",
+    "script",
+    "convert",
 }
 ALL_MAY = {"tpu_lab.viz.number"}  # how numbers are written: pure text, used wherever a sentence is made
 MIDDLE = {p.stem for p in PACKAGE.glob("*.py")} - TOP - {"trace"}

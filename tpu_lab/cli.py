@@ -1,6 +1,7 @@
 """The command `tpu-lab`. Each subcommand is one function over parsed arguments that gives an exit code.
 
-Only the standard library is imported at the top: `open`, `doctor` and `version` run without PyTorch in this process.
+Only the standard library is imported at the top: `open`, `convert`, `doctor` and `version` run without PyTorch in this
+process. `profile` and `convert` have files of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from tpu_lab import convert, script
 
 HOST = "127.0.0.1"  # the notebooks run any code: nobody but this machine's user may reach them
 
@@ -42,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
 
     measured = commands.add_parser("bench", help="what the backend costs beside native PyTorch and plain jax")
     measured.set_defaults(run=bench)
+
+    for more in (script, convert):
+        more.add(commands)
 
     told = commands.add_parser("version", help="print the version")
     told.set_defaults(run=lambda arguments: print(f"tpu-lab {version()}") or 0)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from typing import Any
 
 SORTS = ("time", "wasted", "bytes", "flops", "compiles")
 MODES = ("fused", "strict", "debug")
 
-RUN = (
+Option = tuple[tuple[str, ...], dict[str, Any]]
+RUN: tuple[Option, ...] = (
     (
         ("-n", "--steps"),
         {"type": int, "default": 1, "metavar": "N", "help": "run the code N times, each a step (default 1: code has side effects)"},
@@ -20,7 +22,7 @@ RUN = (
     (("-o",), {"dest": "output", "action": "store_true", "help": "return the Profile"}),
     (("-v",), {"dest": "variable", "metavar": "NAME", "help": "store the Profile in NAME"}),
 )  # fmt: skip
-SHOW = (
+SHOW: tuple[Option, ...] = (
     (("-q", "--quiet"), {"action": "store_true", "help": "show nothing"}),
     (("-l", "--limit"), {"type": int, "metavar": "N", "help": "rows that are shown before a fold"}),
     (
@@ -32,7 +34,7 @@ SHOW = (
     (("--mode",), {"choices": MODES, "help": "eager mode of the run"}),
     (("--chip",), {"metavar": "CHIP", "help": "add the TPU compiler's view for a chip, such as v6e"}),
 )  # fmt: skip
-FILES = (
+FILES: tuple[Option, ...] = (
     (("-T", "--text"), {"dest": "text", "metavar": "FILE", "help": "write the report as text"}),
     (("--html",), {"metavar": "FILE", "help": "write the report as one HTML file"}),
     (("--trace",), {"metavar": "FILE", "help": "write a timeline for ui.perfetto.dev"}),
@@ -120,7 +122,9 @@ def check(args, views: tuple[str, ...], orders) -> None:
             raise Mistake(f"there is no view {name!r}: there are {', '.join(views)}")
     if args.sort and not any(args.sort in orders(name) for name in names(args.view)):
         knows = [name for name in views if args.sort in orders(name)]
-        raise Mistake(f"{' and '.join(names(args.view))} cannot be sorted by {args.sort}: add --view {' or '.join(knows)}")
+        raise Mistake(
+            f"{' and '.join(names(args.view))} cannot be sorted by {args.sort}: add --view {' or '.join(knows)}"
+        )
     if args.limit is not None and args.limit < 1:
         raise Mistake("-l wants at least 1 row")
     variable = getattr(args, "variable", None)
@@ -130,14 +134,16 @@ def check(args, views: tuple[str, ...], orders) -> None:
 
 def shown(profile, args) -> list:
     """The views that the options ask for, in their order; a view that does not know `-s` keeps its own order."""
-    return [profile.view(v, args.limit, args.sort if args.sort in profile.orders(v) else None) for v in names(args.view)]
+    return [
+        profile.view(v, args.limit, args.sort if args.sort in profile.orders(v) else None) for v in names(args.view)
+    ]
 
 
 def write(profile, args, views: list) -> list[str]:
     """Write the files that the options ask for; gives their names."""
     written = []
     for path, writer in ((args.html, profile.to_html), (args.trace, profile.to_perfetto), (args.csv, profile.to_csv),
-                         (args.json, profile.to_json)):  # fmt: skip
+                         (None if args.json == "-" else args.json, profile.to_json)):  # fmt: skip
         if path:
             writer(path)
             written.append(str(path))

@@ -87,6 +87,11 @@ class Profile:
         """Hits, misses and disk hits by call site, and why each miss happened."""
         return self.view("cache")
 
+    def to_text(self, path) -> None:
+        """What a terminal shows, without colours."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"{self}\n")
+
     def to_html(self, path) -> None:
         """One file: works offline, holds no script."""
         from tpu_lab import export

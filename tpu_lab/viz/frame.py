@@ -71,9 +71,13 @@ def nothing(m: Metrics) -> str:
 
 def nothing_hint(m: Metrics) -> str:
     """What to look at when nothing ran."""
+    hint = m.trace.meta.get("hint", "")  # a script's: what to change in it
     where = place(m.trace.meta.get("file", ""), m.trace.meta.get("line", 0))
     if m.trace.meta.get("error"):
-        return f"The block stopped before any op reached the device: {m.trace.meta['error']}"[:240]
+        stopped = f"The block stopped before any op reached the device: {m.trace.meta['error']}"[:240]
+        return f"{stopped}. {hint}" if hint else stopped
+    if hint:
+        return hint
     return (
         f"The block{' at ' + where if where else ''} took {number.time(m.wall_ns)} on the host. Ops on CPU tensors are not "
         'recorded: move the model and its inputs with .to("tpu"), or make tensors with device="tpu".'
