@@ -206,13 +206,16 @@ def test_a_peak_is_measured_once_and_kept(tmp_path, monkeypatch):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(chips, "_measure", lambda dtype: 5e10)
+    monkeypatch.setattr(chips, "_measure_bandwidth", lambda: 2e10)
     chips.measured.cache_clear()
     try:
         peak = chips.peak("cpu")
         assert peak.flops == 5e10 and "this CPU" in peak.label and chips.cpu_model() in peak.source
+        assert peak.bandwidth == 2e10 and "memory" in peak.bandwidth_label and chips.cpu_model() in peak.bandwidth_source
         chips.measured.cache_clear()
         monkeypatch.setattr(chips, "_measure", lambda dtype: pytest.fail("measured twice"))
-        assert chips.peak("cpu").flops == 5e10
+        monkeypatch.setattr(chips, "_measure_bandwidth", lambda: pytest.fail("measured twice"))
+        assert chips.peak("cpu").flops == 5e10 and chips.peak("cpu").bandwidth == 2e10
     finally:
         chips.measured.cache_clear()
 
@@ -223,3 +226,7 @@ def test_published_peaks_are_per_device_and_unknown_chips_have_none():
     assert chips.peak("tpu", "TPU v6 lite").flops == 918e12
     assert chips.peak("tpu", "TPU7x").flops == 2307e12 / 2
     assert chips.peak("tpu", "TPU v99") is None
+    assert chips.peak("tpu", "TPU7x").bandwidth == 7.37e12 / 2
+    mine = chips.given(5e12, "tpu", "TPU v5e")
+    assert (mine.flops, mine.label, mine.bandwidth) == (5e12, "given as peak_flops", 0.82e12)
+    assert chips.given(5e12, "tpu", "TPU v99").bandwidth is None

@@ -1,7 +1,7 @@
-"""Peaks: what a chip can do at most, with the source of each figure; and this machine's own, measured once.
+"""Peaks: FLOP/s and bytes/s that a chip reaches at most, each with its source; this machine's own are measured once.
 
 A peak without a source is worth nothing, so each `Peak` carries its label and its source, and what prints an MFU
-prints them, too. TPU figures are dense bf16 FLOP/s and bytes/s of HBM per *chip*, from Google's published system
+or draws a roofline prints them, too. TPU figures are dense bf16 FLOP/s and bytes/s of HBM per *chip*, from Google's published system
 architecture pages; a chip with two devices (v4, v7x) is divided by two for a figure per device.
 """
 
@@ -12,8 +12,9 @@ import json
 import os
 import platform as machine
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Callable
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Peak:
     label: str  # "this CPU's f32 matmul": goes behind the number
     source: str
     bandwidth: float | None = None
+    bandwidth_label: str = ""  # "this CPU's memory, measured"
+    bandwidth_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,22 +79,51 @@ def peak(platform: str = "cpu", device: str = "", dtype: str = "f32") -> Peak | 
         f"{chip.name}'s bf16 peak" + (", per device" if chip.devices > 1 else ""),
         chip.source,
         chip.bandwidth / chip.devices,
+        f"{chip.name}\u2019s HBM" + (", per device" if chip.devices > 1 else ""),
+        chip.source,
     )
+
+
+def given(flops: float, platform: str = "cpu", device: str = "") -> Peak:
+    """The caller's own FLOP/s, beside the chip's published memory bandwidth or this machine's measured one."""
+    peak = Peak(float(flops), "", "given as peak_flops", "the caller")
+    if platform == "cpu":
+        return replace(peak, **_memory())
+    chip = CHIPS.get(_KINDS.get(device, device))
+    if chip is None:
+        return peak
+    return replace(peak, bandwidth=chip.bandwidth / chip.devices, bandwidth_label=f"{chip.name}\u2019s HBM", bandwidth_source=chip.source)
 
 
 @functools.cache
 def measured(dtype: str = "f32") -> Peak:
-    """This machine's own matmul rate: the best of XLA's and PyTorch's, over several sizes, 1 s, kept on disk."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    key = f"{cpu_model()} x{cores} {dtype}"
-    stored = _read()
-    flops = stored.get(key)
-    if not isinstance(flops, (int, float)) or flops <= 0:
-        flops = _measure(dtype)
-        _write({**stored, key: flops})
-    return Peak(
-        float(flops), dtype, f"this CPU\u2019s {dtype} matmul", f"measured here on {cpu_model()}, {cores} cores"
-    )
+    """This machine's own matmul rate and memory bandwidth: the best of XLA's and PyTorch's, 1.5 s, kept on disk."""
+    flops = _stored(dtype, lambda: _measure(dtype))
+    here = f"measured here on {cpu_model()}, {_cores()} cores"
+    return Peak(flops, dtype, f"this CPU\u2019s {dtype} matmul", here, **_memory())
+
+
+def _memory() -> dict:
+    """This machine's memory bandwidth as the fields of a Peak."""
+    return {
+        "bandwidth": _stored("memory bandwidth", _measure_bandwidth),
+        "bandwidth_label": "this CPU\u2019s memory",
+        "bandwidth_source": f"measured here on {cpu_model()}, {_cores()} cores: a + s b over arrays larger than the caches",
+    }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _stored(what: str, measure: Callable[[], float]) -> float:
+    """The figure kept for this processor and number of cores, else measured now and kept."""
+    key = f"{cpu_model()} x{_cores()} {what}"
+    value = _read().get(key)
+    if not isinstance(value, (int, float)) or value <= 0:
+        value = measure()
+        _write({**_read(), key: value})
+    return float(value)
 
 
 def cpu_model() -> str:
@@ -128,6 +160,48 @@ def _measure(dtype: str, seconds: float = 1.0) -> float:
         if time.perf_counter() > deadline:
             break
     return best
+
+
+def _measure_bandwidth(seconds: float = 0.5) -> float:
+    """Bytes/s of the best c = a + s b (two arrays read, one written; STREAM's triad, McCalpin 1995)."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    n = _array_bytes() // 4
+    cpu = jax.devices("cpu")[0]
+    triad = jax.jit(lambda a, b, c: a + 3.0 * b, donate_argnums=2)
+    a, b, c = (jax.device_put(jnp.full((n,), v, jnp.float32), cpu) for v in (1.0, 2.0, 0.0))
+
+    def xla():
+        nonlocal c
+        c = triad(a, b, c).block_until_ready()
+
+    best = _best(xla, 12 * n, seconds / 2)
+    del a, b, c
+    x, y, z = torch.ones(n), torch.ones(n), torch.empty(n)
+    return max(best, _best(lambda: torch.add(x, y, alpha=3.0, out=z), 12 * n, seconds / 2))
+
+
+def _best(run: Callable, nbytes: int, seconds: float) -> float:
+    """Bytes/s of the fastest of at least three runs."""
+    run()
+    best, deadline, runs = 0.0, time.perf_counter() + seconds, 0
+    while runs < 3 or time.perf_counter() < deadline:
+        start = time.perf_counter()
+        run()
+        best, runs = max(best, nbytes / (time.perf_counter() - start)), runs + 1
+    return best
+
+
+def _array_bytes() -> int:
+    """Twice the last cache, so that three such arrays cannot lie in it; between 64 and 128 MiB."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="utf-8").strip()
+        cache = int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        cache = 32 << 20
+    return min(max(2 * cache, 64 << 20), 128 << 20)
 
 
 def _file() -> Path:

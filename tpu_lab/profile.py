@@ -53,7 +53,7 @@ class Profile:
 
         meta = self.trace.meta
         if self._peak_flops is not None:
-            return chips.Peak(float(self._peak_flops), "", "given as peak_flops", "the caller")
+            return chips.given(self._peak_flops, meta.get("platform", "cpu"), meta.get("device", ""))
         if "peak" in meta:
             return chips.Peak(**meta["peak"])
         if not any(r.flops for r in self.trace.launches) and self._flops is None:
