@@ -24,6 +24,9 @@ TOP = {
     "doctor_probes",
     "script",
     "convert",
+    "coverage",
+    "coverage_command",
+    "numerics",
 }
 ALL_MAY = {"tpu_lab.viz.number"}  # how numbers are written: pure text, used wherever a sentence is made
 MIDDLE = {p.stem for p in PACKAGE.glob("*.py")} - TOP - {"trace"}

@@ -13,6 +13,8 @@ from tpu_lab.backend import device as _device  # noqa: E402
 _device.register()
 
 from tpu_lab.backend.fallback import FallbackWarning  # noqa: E402
+from tpu_lab.coverage import coverage  # noqa: E402
+from tpu_lab.numerics import compare, find_nonfinite  # noqa: E402
 from tpu_lab.profile import Profile, profile  # noqa: E402
 
 
@@ -23,4 +25,4 @@ def load_ipython_extension(ipython) -> None:
     magic.load_ipython_extension(ipython)
 
 
-__all__ = ["FallbackWarning", "Profile", "profile"]
+__all__ = ["FallbackWarning", "Profile", "compare", "coverage", "find_nonfinite", "profile"]
