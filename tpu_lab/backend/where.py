@@ -42,7 +42,10 @@ def _user_code(code) -> bool:
 
 def site(skip: int = 1) -> Site:
     """The innermost user line on this thread's stack."""
-    frame = sys._getframe(skip)
+    try:
+        frame = sys._getframe(skip)
+    except ValueError:  # C++ called the backend itself: a thread of autograd's
+        return NOWHERE
     while frame is not None:
         code = frame.f_code
         user = _is_user.get(code.co_filename)  # by file: Dynamo makes code objects that cannot be hashed
@@ -53,6 +56,15 @@ def site(skip: int = 1) -> Site:
             return Site(code.co_filename, line, linecache.getline(code.co_filename, line, frame.f_globals).strip())
         frame = frame.f_back
     return NOWHERE
+
+
+def compile_site() -> Site:
+    """The user's line for a program that is about to be made: on autograd's own thread the one that waits for it."""
+    here = site(2)
+    if here.file:
+        return here
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    return NOWHERE if frame is None else _site_of(frame)
 
 
 class _Modules(threading.local):
