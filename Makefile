@@ -22,10 +22,10 @@ OPEN_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(filter-out 0,$(HEADLESS)),--he
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make lab          install into $(VENV) and open the notebooks (PORT=8080 HEADLESS=1 on a server)"
+	@echo "make lab          install into $(VENV) and open the gallery of notebooks (PORT=8080 HEADLESS=1 on a server)"
 	@echo "make test         install what the tests need and run them all"
 	@echo "make doctor       what is installed, which device is used, what is wrong and the way out"
-	@echo "make screenshots  renew the pictures of the README (needs Chromium)"
+	@echo "make screenshots  renew the pictures of the README and of the gallery (needs Chromium)"
 	@echo "make clean        remove $(VENV) and caches"
 	@echo "On Linux, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's several GB of CUDA libraries."
 

@@ -4,6 +4,10 @@
 #
 # [tool.marimo.display]
 # theme = "system"
+#
+# [tool.marimo.opengraph]
+# title = "Hello, TPU device"
+# description = "What happens between a line of PyTorch and the chip: ops, launches, hits and misses. One minute."
 # ///
 
 import marimo

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -313,14 +314,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def lab(root, tmp_path):
+@pytest.fixture(params=["gallery", "edit"])
+def lab(root, tmp_path, request):
     """A running `tpu-lab open --headless` over a folder with one notebook: (port, process, what it printed)."""
     (tmp_path / "one.py").write_text(NOTEBOOK)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, str(root / "tpu_lab_launcher.py"), "open", "--headless", "--port", str(port)]
+    command += ["--edit"] if request.param == "edit" else []
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen([*command, str(tmp_path)], stdout=out, stderr=out, stdin=subprocess.DEVNULL)
@@ -375,7 +377,10 @@ def test_open_serves_on_loopback_behind_a_token_and_stops_on_sigterm(lab):
     assert f"ssh -N -L {lab.port}:127.0.0.1:{lab.port}" in printed
     here = f"http://127.0.0.1:{lab.port}"
     assert status(f"{here}/") in (303, 401)
+    assert status(f"{here}/?access_token=wrong") in (303, 401)
     assert status(f"{here}/api/status/connections") in (303, 401, 403)
+    if os.path.exists("/proc/self/cmdline"):  # every user of the machine can read it
+        assert token not in Path(f"/proc/{lab.process.pid}/cmdline").read_text()
     browser = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPCookieProcessor()
     )  # follows to the page, as a browser does

@@ -68,6 +68,8 @@ def test_marimo_finds_nothing_to_complain_about():
 def test_the_house_rules_of_a_notebook(path):
     source = path.read_text()
     assert source.startswith("# /// script\n")
+    header = source.partition("# ///\n")[0]
+    assert "[tool.marimo.opengraph]" in header and "# title = " in header and "# description = " in header, "its card"
     assert "http" not in source.replace("http.client", ""), "a notebook loads nothing"
     cells = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "_"]
     prose = [cell for cell in cells if "mo.md" in ast.unparse(cell) and len(cell.body) <= 2]

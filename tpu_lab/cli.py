@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def parser() -> argparse.ArgumentParser:
 
     opened = commands.add_parser("open", help="open the notebooks in the browser", description=open_lab.__doc__)
     opened.add_argument("path", nargs="?", type=Path, help="a notebook or a folder of notebooks (default: notebooks/)")
-    opened.add_argument("--tutorials", action="store_true", help="open the tutorials instead of the notebooks")
+    opened.add_argument("--edit", action="store_true", help="open them to be changed, cell by cell, not as a gallery")
+    opened.add_argument("--tutorials", action="store_true", help="open the tutorials, which are to be edited")
     opened.add_argument("--port", type=port_number, help="port on 127.0.0.1 (default: the first free one from 2718)")
     opened.add_argument("--headless", action="store_true", help="open no browser, only print the URL")
     opened.set_defaults(run=open_lab)
@@ -74,7 +76,10 @@ def port_number(text: str) -> int:
 
 
 def open_lab(arguments: argparse.Namespace) -> int:
-    """Serve the notebooks with marimo on 127.0.0.1, behind an access token; Ctrl-C stops it."""
+    """Serve the notebooks with marimo on 127.0.0.1, behind an access token; Ctrl-C stops it.
+
+    A folder is a gallery of cards; with --edit it is a list of files whose cells can be changed.
+    """
     wanted = "tutorials" if arguments.tutorials else "notebooks"
     path = arguments.path or find_folder(wanted)
     if path is None:
@@ -96,16 +101,25 @@ def open_lab(arguments: argparse.Namespace) -> int:
         )
         return 1
     port = arguments.port or next((p for p in range(2718, 2818) if port_is_free(p)), 2718)
+    print(f"TPU Lab: {wanted if arguments.path is None else path}, served on {HOST} only. Ctrl-C stops it.")
     if arguments.headless:
         print(f"From another machine: ssh -N -L {port}:{HOST}:{port} <this machine>, then open the URL there.")
-    print(f"TPU Lab: {wanted if arguments.path is None else path}, served on {HOST} only. Ctrl-C stops it.", flush=True)
-    command = [sys.executable, "-m", "marimo", "edit", "--no-sandbox", "--skip-update-check"]
-    command += ["--host", HOST, "--port", str(port), "--token"]  # marimo makes the token and prints the URL with it
+    token = secrets.token_urlsafe(24)
+    print(f"In a few seconds at http://{HOST}:{port}/?access_token={token}", flush=True)
+    how = ["edit"] if arguments.edit or arguments.tutorials else ["run", "--include-code"]
+    command = [sys.executable, "-m", "marimo", "--quiet", "--log-level", "ERROR", *how]
+    command += ["--no-sandbox", "--host", HOST, "--port", str(port)]
+    command += ["--token", "--token-password-file", "-"]  # through stdin: other users can read a command line
+    command += ["--skip-update-check"] if "edit" in how else []
     command += ["--headless"] if arguments.headless else []
     command.append(str(path.resolve()))
-    if os.name == "posix":  # become marimo: signals and the exit code are then its own
-        os.execv(sys.executable, command)
-    return subprocess.call(command)
+    if os.name != "posix":
+        return subprocess.run(command, input=token.encode(), check=False).returncode
+    ours, theirs = os.pipe()
+    os.write(theirs, token.encode())
+    os.close(theirs)
+    os.dup2(ours, 0)
+    os.execv(sys.executable, command)  # become marimo: signals and the exit code are then its own
 
 
 def bench(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Pictures of the notebooks for the README: `make screenshots`, or `python tests/browser/screenshots.py [folder]`.
+"""Pictures of the notebooks for the README and the gallery's cards: `make screenshots`.
 
 Each notebook is opened in Chromium through marimo's own server, in light and dark, and saved at twice the pixels.
 Also the helpers of the browser tests: a server, and a browser that cannot leave this machine.
@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What is shown of each notebook: from one heading to another.
 PARTS = {"hello": (None, "What we saw"), "mingpt": ("Train, and look", "Let it write")}
+CARDS = {"hello": "The same four ops: 4 launches in strict mode, 1 in fused", "mingpt": "Train, and look"}
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -31,12 +32,29 @@ def chromium() -> str | None:
 @contextlib.contextmanager
 def served(notebook: Path):
     """The URL of a notebook on a marimo server in run mode, on 127.0.0.1; it ends with the block."""
+    command = ["marimo", "run", str(notebook), "--no-token", "--host", "127.0.0.1"]
+    with serving(command) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def gallery():
+    """The URL, with its token, that `tpu-lab open` prints for the notebooks; the server ends with the block."""
+    with serving(["tpu_lab", "open"]) as (_, server):
+        for line in server.stdout:
+            if "access_token=" in line:
+                yield line.split()[-1]
+                return
+
+
+@contextlib.contextmanager
+def serving(command: list[str]):
+    """(URL, process) of `python -m command`, once it answers on a free port of 127.0.0.1."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "marimo", "run", str(notebook), "--headless", "--no-token", "--port", str(port)]
     server = subprocess.Popen(
-        [*command, "--host", "127.0.0.1"],
+        [sys.executable, "-m", *command, "--headless", "--port", str(port)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         stdout=subprocess.PIPE,
@@ -47,13 +65,13 @@ def served(notebook: Path):
     try:
         for _ in range(300):
             if server.poll() is not None:
-                raise RuntimeError(f"marimo ended before it served {notebook.name}:\n{server.stdout.read()}")
+                raise RuntimeError(f"{command[0]} ended before it served:\n{server.stdout.read()}")
             with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
                 break
             time.sleep(0.2)
         else:
-            raise RuntimeError(f"marimo did not serve {notebook.name} within a minute")
-        yield url
+            raise RuntimeError(f"{command[0]} served nothing within a minute")
+        yield url, server
     finally:
         server.terminate()
         try:
@@ -78,7 +96,7 @@ def opened(url: str, scheme: str, width: int = 1440, height: int = 1000, scale: 
     seen = Seen()
 
     def gate(route):
-        if route.request.url.startswith((url, "data:", "blob:")):
+        if route.request.url.startswith((url.split("?")[0], "data:", "blob:")):
             route.continue_()
         else:
             seen.outside.append(route.request.url)
@@ -131,14 +149,27 @@ def shrink(file: Path) -> None:
     small.save(file, optimize=True)
 
 
+def card(url: str, notebook: Path) -> None:
+    """Save the picture that marimo shows on the notebook's card: 1000 x 525 pixels from a heading on, in light."""
+    file = notebook.parent / "__marimo__" / "assets" / notebook.stem / "opengraph.png"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with opened(url, "light", width=1000) as (page, _):
+        settle(page, "What we saw")
+        whole(page)
+        top = part(page, CARDS[notebook.stem], None)["y"]
+        page.screenshot(path=file, clip={"x": 0, "y": top, "width": 1000, "height": 525})
+    shrink(file)
+
+
 def main(folder: Path) -> int:
-    """Save every notebook, light and dark, into `folder`; the number of pictures, or an explanation."""
+    """Save every notebook, light and dark, into `folder`, and its card; the exit code."""
     if chromium() is None:
         print(f"No Chromium found (looked for {', '.join(CHROMIUM)}). On Debian: apt-get install chromium")
         return 1
     folder.mkdir(parents=True, exist_ok=True)
     for notebook in sorted((ROOT / "notebooks").glob("*.py")):
         with served(notebook) as url:
+            card(url, notebook)
             for scheme in ("light", "dark"):
                 with opened(url, scheme, scale=2) as (page, seen):
                     settle(page, "What we saw")

@@ -52,6 +52,28 @@ def greys(png):
         return np.asarray(image.convert("L"))
 
 
+def test_the_gallery_shows_a_card_for_each_notebook_and_opens_it():
+    with browser.gallery() as url, browser.opened(url, "light") as (page, seen):
+        cards = page.get_by_role("link")
+        cards.first.wait_for()
+        assert cards.count() == len(list(NOTEBOOKS.glob("*.py")))
+        hello = cards.filter(has_text="Hello, TPU device")
+        assert "One minute." in hello.inner_text()
+        picture = hello.get_by_role("img").first
+        assert picture.evaluate("image => image.complete && image.naturalWidth") == 1000  # the card's own, no placeholder
+        with page.expect_popup() as popup:
+            hello.click()
+        browser.settle(popup.value, "What we saw")
+        popup.value.get_by_text("4 launches in strict mode, 1 in fused").wait_for()
+        assert not seen.errors and not seen.outside
+
+
+def test_the_gallery_is_closed_to_a_wrong_token():
+    with browser.gallery() as url, browser.opened(url[:-4] + "nope", "light") as (page, _):
+        page.get_by_role("textbox").wait_for()  # marimo asks for the right one
+        assert "/auth/login" in page.url and page.get_by_text("Hello, TPU device").count() == 0
+
+
 def test_hello_moving_a_slider_cuts_the_fused_program(hello):
     with browser.opened(hello, "light") as (page, seen):
         browser.settle(page, "What we saw")
