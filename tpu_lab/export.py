@@ -1,56 +1,115 @@
-"""A profile as a file: a page, JSON with a schema version, a timeline for ui.perfetto.dev."""
+"""A profile as a file: a page with every view, and JSON with a schema version from which all of it can be had again.
+
+The JSON holds the records, and the texts of the programs that ran (zlib and base64), so that a view that reads programs
+draws the same from a file; it says how many texts were left out.
+"""
 
 from __future__ import annotations
 
-import gzip
+import base64
 import json
-from dataclasses import fields
+import zlib
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from tpu_lab.place import op_name, place
 from tpu_lab.trace import CompileRecord, LaunchRecord, OpRecord, Trace, WaitRecord
 
 SCHEMA, VERSION = "tpu-lab-profile", 1
 _KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord}
-_META = (
-    "name",
-    "file",
-    "line",
-    "end_line",
-    "mode",
-    "platform",
-    "compiler",
-    "device",
-    "jax",
-    "cores",
-    "error",
-    "cpu",
-    "peak",
-    "version",
-)
+TEXT_BYTES = 8 << 20  # of compressed program texts in a file
+STABLEHLO = 16  # programs whose StableHLO is stored: making it means tracing again
 
 
 def to_html(profile, path) -> None:
-    """The summary with its folds as one offline file."""
+    """The summary with every other view folded in it, as one offline file."""
     from tpu_lab.viz import view
 
     Path(path).write_text(view.page(profile.summary), encoding="utf-8")
 
 
 def to_json(profile, path) -> None:
-    """{"schema", "version", "meta", "summary": [...], "trace": {"ops": {"fields": [...], "rows": [...]}, ...}}."""
+    """{"schema", "version", "meta", "summary": [...], "trace": {"ops": {"fields": [...], "rows": [...]}, ...},
+    "programs": {key: {"hlo": ..., "stablehlo": ...}}}. path: a path, or a text file that is open."""
     trace = profile.trace
+    programs, left_out = _programs(profile)
+    meta = {k: v for k, v in trace.meta.items() if k != "recording" and _is_plain(v)}
+    if profile.metrics.peak is not None:  # of the machine that ran it, not of the one that reads it
+        meta["peak"] = asdict(profile.metrics.peak)
+    if profile._flops is not None:
+        meta["flops"] = profile._flops
     document = {
         "schema": SCHEMA,
         "version": VERSION,
-        "meta": {k: trace.meta[k] for k in _META if k in trace.meta},
+        "meta": meta | ({"texts_left_out": left_out} if left_out else {}),
         "summary": json.loads(profile.summary.rows.to_json(orient="records")),
         "trace": {
             **{name: _table(getattr(trace, name), kind) for name, kind in _KINDS.items()},
             **{k: getattr(trace, k) for k in ("limit", "steps", "marks", "live", "dropped", "start_ns", "end_ns")},
         },
+        "programs": programs,
     }
-    Path(path).write_text(json.dumps(document, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+    if hasattr(path, "write"):
+        path.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+def _programs(profile) -> tuple[dict[str, dict[str, str]], int]:
+    """(key -> compressed texts, how many programs were left out). Those of the step that the views draw come first."""
+    trace, metrics = profile.trace, profile.metrics
+    drawn = [r.key for r in metrics.launches_in(metrics.span)]
+    keys = [k for k in dict.fromkeys([*drawn, *trace.programs]) if k in trace.programs]
+    out: dict[str, dict[str, str]] = {}
+    left = TEXT_BYTES
+    for key in keys:
+        program: Any = trace.programs[key]
+        texts = {"hlo": program.hlo} | ({"stablehlo": program.stablehlo} if len(out) < STABLEHLO else {})
+        packed = {}
+        for name, text in texts.items():
+            try:
+                packed[name] = base64.b64encode(zlib.compress(text().encode(), 6)).decode()
+            except Exception:  # a text that its maker cannot give is no reason to lose the records
+                continue
+        size = sum(map(len, packed.values()))
+        if "hlo" in packed and size <= left:
+            out[key] = packed
+            left -= size
+    return out, len(keys) - len(out)
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """A program read from a file: its texts, nothing that runs. `Trace.programs` holds these after `from_json`."""
+
+    key: str
+    texts: dict[str, bytes]  # compressed: "hlo", "stablehlo"
+    avals: tuple = ()
+
+    def hlo(self) -> str:
+        """The optimised HLO text."""
+        return self._text("hlo")
+
+    def stablehlo(self, platform: str | None = None) -> str:
+        """The StableHLO text; LookupError for another platform than the recording's, or when it was not stored."""
+        if platform not in (None, "cpu"):
+            self.lower(platform)
+        return self._text("stablehlo")
+
+    def lower(self, platform: str | None = None):
+        """LookupError: what was read from a file cannot be lowered again."""
+        raise LookupError(
+            f"program {self.key} was read from a file, which holds texts only: record the profile again to lower it"
+            f"{f' for {platform}' if platform else ''}"
+        )
+
+    def _text(self, name: str) -> str:
+        if name not in self.texts:
+            raise LookupError(
+                f"the file holds no {name} text of program {self.key}: record the profile again to see it"
+            )
+        return zlib.decompress(self.texts[name]).decode()
 
 
 def read_json(path) -> Trace:
@@ -71,46 +130,19 @@ def read_json(path) -> Trace:
         names = stored[name]["fields"]
         rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in zip(names, row)} for row in stored[name]["rows"])
         getattr(trace, name).extend(kind(**row) for row in rows)
+    for key, texts in document.get("programs", {}).items():
+        trace.programs[key] = StoredProgram(key, {name: base64.b64decode(text) for name, text in texts.items()})
     return trace
 
 
+def _is_plain(value) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _table(records, kind) -> dict:
-    names = [
-        f.name for f in fields(kind) if f.name != "hlo"
-    ]  # a program's text is not a record: fetched when asked for
+    names = [f.name for f in fields(kind) if f.name != "hlo"]  # a program's text is stored with the programs
     return {"fields": names, "rows": [[getattr(r, n) for n in names] for r in records]}
-
-
-def to_perfetto(profile, path) -> None:
-    """Chrome's trace format: host ops, launches, waits and the device as four tracks, times in µs from the start."""
-    trace, start = profile.trace, profile.trace.start_ns
-
-    def event(track, name, begin, ns, **args):
-        return {
-            "ph": "X",
-            "pid": 1,
-            "tid": track,
-            "name": name[:60],
-            "ts": round((begin - start) / 1e3, 3),
-            "dur": round(ns / 1e3, 3),
-        } | ({"args": args} if args else {})
-
-    names = ("ops", "launches", "waits", "device")
-    events = [{"ph": "M", "pid": 1, "tid": i, "name": "thread_name", "args": {"name": n}} for i, n in enumerate(names)]
-    for op in trace.ops:
-        events.append(
-            event(0, op_name(op.name), op.time_ns, op.host_ns or op.record_ns, at=place(op.file, op.line)[-40:])
-        )
-    begins, ends = profile.metrics.timeline.device
-    for launch, begin, end in zip(trace.launches, begins.tolist(), ends.tolist()):
-        host = launch.lookup_ns + launch.compile_ns + launch.dispatch_ns
-        events.append(event(1, f"{launch.reason}, {launch.cache}", launch.time_ns, host, ops=len(launch.ops)))
-        if launch.device_ns:
-            events.append(event(3, f"launch {launch.index}", begin, end - begin, ops=len(launch.ops)))
-    for wait in trace.waits:
-        events.append(
-            event(2, wait.what, wait.time_ns, wait.wait_ns + wait.copy_ns, at=place(wait.file, wait.line)[-40:])
-        )
-    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":"))
-    data = text.encode()
-    Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)

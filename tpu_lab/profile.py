@@ -109,21 +109,22 @@ class Profile:
         """The profile that `to_json` wrote; ValueError for another file or a newer schema."""
         from tpu_lab import export
 
-        return cls(export.read_json(path))
+        trace = export.read_json(path)
+        return cls(trace, flops=trace.meta.get("flops"))
 
-    def to_csv(self, path) -> None:
-        """The rows of the ops view."""
-        self.ops.rows.to_csv(path, index=False)
+    def to_csv(self, path, view: str = "ops") -> None:
+        """The rows of a view."""
+        self.view(view).rows.to_csv(path, index=False)
 
-    def to_parquet(self, path) -> None:
-        """The rows of the ops view; needs pyarrow."""
-        self.ops.rows.to_parquet(path, index=False)
+    def to_parquet(self, path, view: str = "ops") -> None:
+        """The rows of a view; needs pyarrow."""
+        self.view(view).rows.to_parquet(path, index=False)
 
     def to_perfetto(self, path) -> None:
         """A timeline in Chrome's trace format for ui.perfetto.dev; a path that ends in .gz is compressed."""
-        from tpu_lab import export
+        from tpu_lab import perfetto
 
-        export.to_perfetto(self, path)
+        perfetto.write(self.trace, self.metrics, path)
 
     def __repr__(self) -> str:
         return repr(self._shown())

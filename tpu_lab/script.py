@@ -79,7 +79,7 @@ def _late(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
     late = options.Parser(add_help=False, allow_abbrev=False)
     for flags, settings in options.FILES:
         if flags[-1] in LATE:  # a bare --json prints the records
-            late.add_argument(*flags, **settings, **({"nargs": "?", "const": "-"} if flags[-1] == "--json" else {}))
+            late.add_argument(*flags, **(settings | ({"nargs": "?", "const": "-"} if flags[-1] == "--json" else {})))
     found, own = late.parse_known_args(rest[:stop])
     for name, path in vars(found).items():
         if path:
