@@ -55,6 +55,10 @@ class Program:
         return self.lower(platform).as_text(debug_info=True)
 
 
+class Refused(RuntimeError):
+    """A program would have to be made, and somebody asked that none be."""
+
+
 class Cache:
     """The programs by key, with counts."""
 
@@ -62,7 +66,9 @@ class Cache:
         self.programs: dict[tuple, Program] = {}
         self.hits = self.misses = self.disk_hits = 0
         self.clock = 0
+        self.earlier = causes.Earlier()  # what a miss is compared with
         self.only = False  # _set_cache_only(True): a miss is an error
+        self.guards: list = []  # called with (site, cause, why) before a program is made: may raise Refused
 
     def get(self, key: tuple) -> Program | None:
         program = self.programs.get(key)
@@ -75,12 +81,15 @@ class Cache:
     def add(self, key: tuple, jitted, args: tuple, view: causes.View, flops: int, nbytes: int, site=None) -> Program:
         """Trace, lower and compile `jitted` for `args` (arrays or avals), and keep it.
 
-        RuntimeError when only cached programs may run (`torch.tpu._set_cache_only`, `tpu_lab.no_recompile`).
+        Refused when only cached programs may run (`torch.tpu._set_cache_only`, `tpu_lab.no_recompile`); then nothing
+        has run and nothing is kept.
         """
-        site = site or where.site()
-        cause, why = causes.explain(view, [p.view for p in self.programs.values()], site)
+        site = site or where.compile_site()
+        cause, why = causes.explain(view, self.earlier)
         if self.only:
-            raise RuntimeError(f"{site.file}:{site.line} needs a new program ({why}), and only cached programs may run")
+            raise Refused(f"{site.file}:{site.line} needs a new program ({why}), and only cached programs may run")
+        for guard in tuple(self.guards):
+            guard(site, cause, why)
         t0 = time.perf_counter()
         traced = jitted.trace(*args)
         t1 = time.perf_counter()
@@ -97,6 +106,7 @@ class Cache:
             key, digest(key), jitted, view, flops, nbytes, (t1 - t0, t2 - t1, t3 - t2), tier, cause, why,
             f"{site.file}:{site.line}", self.clock, compiled, avals=jax.tree.map(_aval, args),
         )  # fmt: skip
+        self.earlier.add(view)
         if len(self.programs) > LIMIT:
             self._evict()
         return program
@@ -104,10 +114,12 @@ class Cache:
     def _evict(self):
         for old in sorted(self.programs.values(), key=lambda p: p.used)[: LIMIT // 8]:
             del self.programs[old.key]
+        self.earlier = causes.Earlier(p.view for p in self.programs.values())
 
     def clear(self) -> None:
         """Forget all programs (counts stay)."""
         self.programs.clear()
+        self.earlier = causes.Earlier()
 
     def stats(self) -> dict:
         """hits, misses, requests, disk_hits, programs; seconds spent tracing, lowering, compiling."""

@@ -1,62 +1,154 @@
-"""Why did it compile again? A new program is compared with the nearest earlier one, in plain words."""
+"""Why did it compile again? A new program is compared with the nearest earlier one, in plain words.
+
+`Earlier` finds the candidates by the names of their ops and by their call site, so that a miss among thousands of
+programs is explained in well under a compile's time. Only text is compared: no program is held alive by its View.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass
+
+CAUSES = ("first", "shape", "dtype", "constant", "ops", "live set", "donation", "option", "mode", "view")
+MOST, WORK = 128, 3000  # programs, and ops and inputs in them, that are looked at to explain one miss
+SEEN = 200_000  # ops remembered for the sentence about another mode
+HERE = 16  # newest programs of a call site that a graph with other ops is compared with
 
 
 @dataclass(frozen=True)
 class View:
     """What of a program people can compare.
 
-    ops: (name, input avals, static arguments) of each op in order.
-    leaves: (the name of the argument that first takes it, aval) of each input.
+    ops: (name, input avals, static arguments) of each op in order. leaves: (the name of the argument that first takes
+    it, aval) of each input. layouts: (argument, how it lies in memory) of each op's inputs, "" for contiguous.
+    live: (number, op) of each result that is held. donated: positions in `leaves`. retraced: why Dynamo traced again.
     """
 
     kind: str  # "strict" | "fused" | "compiled"
     site: tuple[str, int]  # file and line that made it run
     ops: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
     leaves: tuple[tuple[str, str], ...]
-    live: tuple[int, ...] = ()
+    live: tuple[tuple[int, str], ...] = ()
     donated: tuple[int, ...] = ()
     options: tuple = ()
-    mode: str = ""
+    layouts: tuple[tuple[str, str], ...] = ()
+    retraced: str = ""
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for name, _, _ in self.ops)
 
 
-def explain(new: View, earlier: list[View], site) -> tuple[str, str]:
-    """(cause, sentence) of a miss: cause is one of first, shape, dtype, constant, ops, live set, donation, option, mode."""
-    same = [v for v in earlier if v.kind == new.kind and _names(v) == _names(new)]
-    if not same:
-        here = [v for v in earlier if v.kind == new.kind and v.site == new.site and v.kind != "strict"]
-        if not here:
-            return "first", "first time this graph ran" if new.kind != "strict" else f"first {new.ops[0][0]} of this kind"
-        return "ops", _ops(new, here[-1])
-    return _differs(new, min(reversed(same), key=lambda v: _distance(new, v)))
+class Earlier:
+    """The views of the programs there are: the newest last."""
+
+    def __init__(self, views=()):
+        self.by_names: dict[tuple, list[View]] = {}
+        self.by_site: dict[tuple, list[View]] = {}
+        self.kinds: dict[tuple, str] = {}  # one op of `View.ops` -> the kind of program that had it first
+        for view in views:
+            self.add(view)
+
+    def add(self, view: View) -> None:
+        self.by_names.setdefault((view.kind, view.names), []).append(view)
+        if view.kind != "strict":
+            self.by_site.setdefault((view.kind, view.site), []).append(view)
+        if len(self.kinds) < SEEN:
+            for op in view.ops:
+                self.kinds.setdefault(op, view.kind)
+
+    def alike(self, view: View) -> list[View]:
+        """Programs of this kind with the same ops in the same order; the newest, as many as `WORK` allows."""
+        count = min(MOST, max(4, WORK // (len(view.ops) + len(view.leaves) + 1)))
+        return self.by_names.get((view.kind, view.names), [])[-count:]
+
+    def here(self, view: View) -> list[View]:
+        """Fused or compiled programs that this line ran."""
+        return self.by_site.get((view.kind, view.site), [])[-HERE:]
+
+    def elsewhere(self, view: View) -> str:
+        """The other kind of program that had all these ops before; "" if there is an op that none had."""
+        kinds = Counter(self.kinds.get(op, "") for op in view.ops)
+        return "" if "" in kinds or view.kind in kinds or not kinds else kinds.most_common(1)[0][0]
 
 
-def _names(view):
-    return tuple(name for name, _, _ in view.ops)
+def explain(new: View, earlier: Earlier) -> tuple[str, str]:
+    """(cause, sentence) of a miss: cause is one of CAUSES."""
+    if new.retraced:
+        return _retraced(new.retraced)
+    same = earlier.alike(new)
+    if same:
+        nearest = min(reversed(same), key=lambda v: _distance(new, v))
+        return _differs(new, nearest, same)
+    here = earlier.here(new)
+    if here:
+        return "ops", _ops(new, max(reversed(here), key=lambda v: _common(new.names, v.names)))
+    other = earlier.elsewhere(new)
+    if other:
+        return "mode", _other_mode(new, other)
+    return "first", "first time this graph ran" if new.kind != "strict" else f"first {new.ops[0][0]} of this kind"
 
 
-def _distance(a: View, b: View) -> int:
-    """How many inputs, op inputs, constants and choices differ; another call site counts a little."""
-    count = sum(x != y for x, y in zip(a.leaves, b.leaves, strict=False)) + abs(len(a.leaves) - len(b.leaves))
-    count += sum(x[1] != y[1] for x, y in zip(a.ops, b.ops, strict=True))
-    count += 2 * sum(x[2] != y[2] for x, y in zip(a.ops, b.ops, strict=True))
-    return 4 * count + (a.live != b.live) + (a.donated != b.donated) + (a.options != b.options) + (a.site != b.site)
+def _common(a, b) -> int:
+    """How many names two lists of ops have in common at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _differs(new: View, old: View) -> tuple[str, str]:
+def _distance(a: View, b: View) -> float:
+    """How far inputs, constants and choices are from each other; another call site counts a little.
+
+    Where the graphs' inputs differ, those of the ops follow from them and are not looked at.
+    """
+    count = abs(len(a.leaves) - len(b.leaves)) + 0.0
+    if a.leaves != b.leaves:
+        count += _gaps((x[1], y[1]) for x, y in zip(a.leaves, b.leaves, strict=False))
+    elif a.ops != b.ops:
+        count += _gaps((s, t) for x, y in zip(a.ops, b.ops, strict=True) for s, t in zip(x[1], y[1], strict=False))
+    if a.ops != b.ops:
+        count += 2 * sum([x[2] != y[2] for x, y in zip(a.ops, b.ops, strict=True)])
+    rest = (a.live != b.live) + (a.donated != b.donated) + (a.options != b.options) + (a.layouts != b.layouts)
+    return 4 * count + rest + (a.site != b.site)
+
+
+def _gaps(pairs) -> float:
+    """The sum over the first pairs that differ: enough to tell near from far."""
+    return sum(itertools.islice((_gap(s, t) for s, t in pairs if s != t), 24))
+
+
+@functools.lru_cache(maxsize=8192)
+def _gap(a: str, b: str) -> float:
+    """0 for equal avals, up to 1 for sizes that differ (in more dimensions, by more), more for another dtype or rank."""
+    (x, s), (y, t) = _sizes(a), _sizes(b)
+    if x != y:
+        return 1.2 if s == t else 2.0
+    if len(s) != len(t):
+        return 1.5
+    apart = [abs(m - n) / max(m, n, 1) for m, n in zip(s, t, strict=True) if m != n]
+    return (len(apart) + sum(apart) / max(1, len(apart)) / 2) / (len(s) + 1) if apart else 0.0
+
+
+@functools.lru_cache(maxsize=8192)
+def _sizes(aval: str) -> tuple[str, tuple[int, ...]]:
+    """"f32[8,4]" -> ("f32", (8, 4))"""
+    dtype, _, sizes = aval.partition("[")
+    return dtype, tuple(map(int, sizes[:-1].split(","))) if len(sizes) > 1 else ()
+
+
+def _differs(new: View, old: View, same: list[View]) -> tuple[str, str]:
     if new.options != old.options:
-        return "option", f"options {_options(new)}, were {_options(old)}"
-    for (name, now), (_, before) in zip(new.leaves, old.leaves, strict=False):
+        return "option", _options(dict(new.options), dict(old.options))
+    hint = new.kind != "strict" or new.site == old.site
+    for i, ((name, now), (_, before)) in enumerate(zip(new.leaves, old.leaves, strict=False)):
         if now != before:
-            return _aval(name, now, before, hint=new.kind != "strict" or new.site == old.site)
+            past = {v.leaves[i][1] for v in same if i < len(v.leaves)}
+            return _aval(name, now, before, past if hint else None)
     for (name, now, _), (_, before, _) in zip(new.ops, old.ops, strict=True):
         for a, b in zip(now, before, strict=False):
             if a != b:
-                return _aval(f"input of {name}", a, b, hint=new.kind != "strict" or new.site == old.site)
+                return _aval(f"input of {name}", a, b, set() if hint else None)
     for (name, _, now), (_, _, before) in zip(new.ops, old.ops, strict=True):
         if now != before:
             a = ", ".join(sorted(set(now) - set(before))) or "no argument"
@@ -64,36 +156,78 @@ def _differs(new: View, old: View) -> tuple[str, str]:
             return "constant", f"{name}: {a}, was {b} (an integer or option is part of the program)"
     if len(new.leaves) != len(old.leaves):
         more = len(new.leaves) - len(old.leaves)
-        return "ops", f"{abs(more)} {'more' if more > 0 else 'fewer'} inputs: tensors that were one are now apart"
+        n = f"{abs(more)} {'more' if more > 0 else 'fewer'} input{'s' if abs(more) > 1 else ''}"
+        return "ops", f"{n}: tensors that were {'one are now apart' if more > 0 else 'apart are now one'}"
+    for (name, now), (_, before) in zip(new.layouts, old.layouts, strict=False):
+        if now != before:
+            return "view", f"{name} is another view: {now or 'contiguous'}, was {before or 'contiguous'}"
     if new.live != old.live:
-        more = len(set(new.live) - set(old.live))
-        fewer = len(set(old.live) - set(new.live))
-        return "live set", f"other results are still held: {more} more, {fewer} fewer are kept alive by Python names"
+        return "live set", _live(new.live, old.live)
     if new.donated != old.donated:
-        return "donation", "other inputs could be overwritten in place: their old values are now held, or no longer"
-    return "ops", "the same ops are wired to each other in another way"
+        return "donation", _donated(new, old)
+    return "ops", "the same ops, but other tensors among them are the same memory"
 
 
-def _options(view: View) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in view.options) or "none"
+def _options(now: dict, before: dict) -> str:
+    parts = [
+        f"option {name}: {now.get(name, 'not set')}, was {before.get(name, 'not set')}"
+        for name in sorted(now.keys() | before.keys())
+        if now.get(name, "not set") != before.get(name, "not set")
+    ]
+    return "; ".join(parts)
 
 
-def _aval(name: str, now: str, before: str, hint: bool) -> tuple[str, str]:
-    """hint: guess the likely cause; not between two unrelated lines."""
-    if now.split("[")[0] != before.split("[")[0]:
+def _live(now, before) -> str:
+    """Which results are held by a Python name and were not, or the other way round."""
+    more, fewer = set(now) - set(before), set(before) - set(now)
+    parts = []
+    for found, words in ((more, "still held"), (fewer, "no longer held")):
+        names = [name for _, name in sorted(found)]
+        if names:
+            some = ", ".join(dict.fromkeys(names[:3])) + (" and others" if len(names) > 3 else "")
+            parts.append(f"{len(names)} result{'s are' if len(names) > 1 else ' is'} {words} ({some})")
+    return f"{' and '.join(parts)}: a result that a Python name holds is an output of the program"
+
+
+def _donated(new: View, old: View) -> str:
+    for n in (*sorted(set(old.donated) - set(new.donated)), *sorted(set(new.donated) - set(old.donated))):
+        if n < len(new.leaves):
+            if n in old.donated:
+                return f"{new.leaves[n][0]} is still held, so its memory cannot take a result; before it could"
+            return f"{new.leaves[n][0]} is no longer held, so its memory can take a result; before it could not"
+    return "the memory of other inputs can take results"
+
+
+def _other_mode(new: View, other: str) -> str:
+    was = {"strict": "op by op", "fused": "in a fused program", "compiled": "in a torch.compile program"}[other]
+    if len(new.ops) == 1:
+        return f"{new.ops[0][0]} ran {was} before: {_MAKES_OF_IT[new.kind].replace('them', 'it')}"
+    return f"the same {len(new.ops)} ops ran {was} before: {_MAKES_OF_IT[new.kind]}"
+
+
+_MAKES_OF_IT = {
+    "strict": "strict mode compiles each op alone",
+    "fused": "fused mode makes one program of them",
+    "compiled": "torch.compile makes a program of its own",
+}
+
+
+def _aval(name: str, now: str, before: str, past: set[str] | None) -> tuple[str, str]:
+    """past: avals that this input had, by which the likely cause is guessed; None (two unrelated lines): no guess."""
+    (dtype, a), (dtype_before, b) = _sizes(now), _sizes(before)
+    if dtype != dtype_before:
         return "dtype", f"{name}: {now}, was {before} (dtype changed)"
-    a, b = (list(map(int, re.findall(r"\d+", s.split("[")[1].split("]")[0]))) for s in (now, before))
-    if a == b:
-        return "shape", f"{name}: {now}, was {before} (another view of the memory)"
     if len(a) != len(b):
         return "shape", f"{name}: {now}, was {before} (another number of dimensions)"
     changed = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    by_one = all(a[i] == b[i] + 1 for i in changed)
+    again = any(_sizes(v)[1] == tuple(n - 2 * (i in changed) for i, n in enumerate(a)) for v in past or ())
     guess = ""
-    if not hint:
+    if past is None:
         pass
     elif changed == [0] and a[0] < b[0]:
         guess = " (last batch is smaller): use drop_last=True or pad"
-    elif len(changed) == 1 and changed[0] > 0 and a[changed[0]] == b[changed[0]] + 1:
+    elif by_one and (changed[0] > 0 or again):
         guess = " (a sequence grows by one): pad to its final length"
     return "shape", f"{name}: {now}, was {before}{guess}"
 
@@ -102,13 +236,42 @@ _MAKES = re.compile(r"aten\.(zeros|zeros_like|full_like|empty_like|clone|new_zer
 
 
 def _ops(new: View, old: View) -> str:
-    now, before = _names(new), _names(old)
-    more = len(new.leaves) - len(old.leaves)
-    for i, (a, b) in enumerate(zip(now, before, strict=False)):
-        if a != b:
-            if more > 0 and _MAKES.match(b) and not _MAKES.match(a):
-                return f"{more} more inputs: what {b} made the first time (an optimizer's state) now exists, once"
-            return f"{len(now)} ops, were {len(before)}: op {i} is {a}, was {b}"
+    now, before = new.names, old.names
+    more, i = len(new.leaves) - len(old.leaves), _common(now, before)
+    if i < min(len(now), len(before)):
+        if more > 0 and _MAKES.match(before[i]) and not _MAKES.match(now[i]):
+            return f"{more} more inputs: what {before[i]} made the first time (an optimizer's state) now exists, once"
+        return f"{len(now)} ops, were {len(before)}: op {i} is {now[i]}, was {before[i]}"
     if len(now) > len(before):
         return f"{len(now)} ops, were {len(before)}: {len(now) - len(before)} more at the end, from {now[len(before)]} on"
     return f"{len(now)} ops, were {len(before)}: it ended {len(before) - len(now)} ops earlier, before {before[len(now)]}"
+
+
+_CHECKS = (
+    (r"^\d+/\d+: ", ""),
+    (r"___check_type_id\((.+?), \d+\), type=<class '(?:builtins\.)?(.+?)'>", r"\1 was of type \2"),
+    (r"GLOBAL_STATE changed: ", "changed globally: "),
+    (r"^(.+?) == (\S+)$", r"\1 was \2"),
+)
+
+
+def _retraced(reason: str) -> tuple[str, str]:
+    """Dynamo's own reason for tracing a function again, on one line, and its cause."""
+    text = reason.splitlines()[0].split("  #")[0].strip()
+    for pattern, words in _CHECKS:
+        text = re.sub(pattern, words, text)
+    if "size mismatch" in text or "rank mismatch" in text or ".size()" in text:
+        cause = "shape"
+    elif "dtype mismatch" in text:
+        cause = "dtype"
+    elif "stride mismatch" in text or "storage_offset" in text:
+        cause = "view"
+    elif "changed globally" in text:
+        cause = "option"
+    else:
+        cause = "constant"
+    hint = ""
+    sizes = re.search(r"size mismatch at index 0\. expected (\d+), actual (\d+)", text)
+    if sizes and int(sizes[2]) < int(sizes[1]):
+        hint = " (last batch is smaller): use drop_last=True or pad"
+    return cause, f"Dynamo traced it again: {text}{hint}"

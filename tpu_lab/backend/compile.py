@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 import sys
 
 import torch
@@ -81,7 +82,7 @@ def _compile(gm, example_inputs, options):
     from tpu_lab.backend.compiled import CompiledGraph
     from tpu_lab.backend.compiled_records import Link
 
-    name, link = options.get("name", ""), Link()
+    name, link = options.get("name", ""), Link(_retrace_reason(), _input_names(gm))
     donatable: list[int] = []
 
     def compiler(phase):
@@ -90,7 +91,7 @@ def _compile(gm, example_inputs, options):
                 options["debug_callback"](graph)
             if phase == "forward":
                 donatable[:] = _dying_activations()
-            return CompiledGraph(graph, phase, name, donatable if phase == "backward" else (), link).boxed()
+            return CompiledGraph(graph, phase, name, donatable if phase == "backward" else (), link=link).boxed()
 
         return compile_graph
 
@@ -101,6 +102,26 @@ def _compile(gm, example_inputs, options):
         partition_fn=_partition,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
+
+
+def _retrace_reason() -> str:
+    """Why Dynamo traces a function that it has traced before, in its own words; "" the first time."""
+    from torch._dynamo.utils import get_metrics_context
+
+    reason = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason")
+    return reason if isinstance(reason, str) else ""
+
+
+def _input_names(gm) -> list[str]:
+    """What the user calls each input of the graph: "x" for L['x'], "net.weight" for G['net']._parameters['weight']."""
+    names = []
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
+            text = source if isinstance(source, str) else node.name
+            text = re.sub(r"\._(modules|parameters|buffers)\b", "", re.sub(r"^[LG]\['(?:self'\]\.?)?", "['", text))
+            names.append(re.sub(r"\['([\w.]+)'\]", r".\1", text).strip("[']."))
+    return names
 
 
 def _partition(joint, inputs, **kwargs):

@@ -47,11 +47,11 @@ _no_random = None  # a resident array for programs that draw nothing
 class CompiledGraph:
     """A boxed callable over a graph's arguments. phase: "forward" | "backward" | "inference"."""
 
-    def __init__(self, module, phase: str, name: str = "", donatable=(), link=None):
+    def __init__(self, module, phase: str, name: str = "", donatable=(), *, link):
         self.module, self.phase, self.name = module, phase, name
         self.text = fxgraph.structure(module)
         self.id = digest((self.text,)) if self.text is not None else f"graph{next(_graph_ids)}"
-        self.placeholders = [n.name for n in module.graph.nodes if n.op == "placeholder"]
+        self.placeholders = [link.input_name(n) for n in module.graph.nodes if n.op == "placeholder"]
         outputs = next(n for n in reversed(module.graph.nodes) if n.op == "output").args[0]
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         self.on_cpu = [_device(n) == "cpu" for n in outputs]
@@ -227,7 +227,11 @@ class CompiledGraph:
         leaves = tuple((n, repr(w)) for n, w in zip(self.placeholders, plan.windows, strict=True) if w is not None)
         ops = tuple((i.name, i.inputs, i.static) for i in infos)
         options = (*state.compiler_options, *precision.options([precision.chosen]))
-        view = causes.View("compiled", (site.file, site.line), ops, leaves, (), donate, options)
+        layouts = tuple((n, w.layout()) for n, w in zip(self.placeholders, plan.windows, strict=True) if w is not None)
+        retraced = self.link.retraced if len(self.plans) == 1 else ""  # later programs of this graph are not Dynamo's doing
+        view = causes.View(
+            "compiled", (site.file, site.line), ops, leaves, (), donate, options, layouts, retraced
+        )  # fmt: skip
         flops, nbytes = sum(i.flops for i in infos), sum(a.nbytes for a in arrays)
         program = cache.add(key, jitted, (_next_seed(0), *arrays), view, flops, nbytes, site)
         program.extra = recipe

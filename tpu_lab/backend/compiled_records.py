@@ -9,13 +9,24 @@ from tpu_lab.backend import launches, recorder, where
 
 
 class Link:
-    """Ties a backward graph to the forward call it belongs to: the record index of each forward op by sequence number.
+    """What the graphs of one torch.compile call share; it ties a backward graph to the forward call it belongs to: the
+    record index of each forward op by sequence number.
 
     Autograd's thread has no line of the user on its stack: a backward graph takes that of its forward.
     """
 
-    def __init__(self):
+    def __init__(self, retraced: str = "", names=()):
+        self.retraced, self.names = retraced, names  # Dynamo's reason for tracing again; what the user calls the inputs
         self.owner, self.ops, self.site = None, {}, where.NOWHERE
+
+    def input_name(self, node) -> str:
+        """What the user calls a placeholder of an AOTAutograd graph, or the placeholder's own name."""
+        given = node.meta.get("desc")
+        if type(given).__name__ == "PlainAOTInput" and given.idx < len(self.names):
+            return self.names[given.idx]
+        if type(given).__name__ == "TangentAOTInput":
+            return "a gradient that comes in"
+        return node.name
 
     def site_of(self, phase: str) -> where.Site:
         """The user's line for a launch or a compile now."""

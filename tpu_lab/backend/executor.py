@@ -12,7 +12,7 @@ import jax
 
 from tpu_lab import trace
 from tpu_lab.backend import causes, interrupts, launches, precision, state, where
-from tpu_lab.backend.cache import cache
+from tpu_lab.backend.cache import Refused, cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
 from tpu_lab.backend.storage import Pending
@@ -99,10 +99,14 @@ def _compile_op(sig, values, floats, ints, mode):
     found = cache.get(key)
     if found is not None:
         return found
-    site = where.site()
+    site = where.compile_site()
     leaves = tuple((sig.argument(i), repr(w)) for i, w in enumerate(sig.windows))
-    view = causes.View("strict", (site.file, site.line), ((sig.name, sig.inputs, sig.static),), leaves, options=(*sig.options, *precision.options([sig.precision])))
-    return cache.add(key, sig.jit, (values, floats, ints), view, sig.flops, sig.nbytes)
+    layouts = tuple((sig.argument(i), w.layout()) for i, w in enumerate(sig.windows))
+    view = causes.View(
+        "strict", (site.file, site.line), ((sig.name, sig.inputs, sig.static),), leaves,
+        options=(*sig.options, *precision.options([sig.precision])), layouts=layouts,
+    )  # fmt: skip
+    return cache.add(key, sig.jit, (values, floats, ints), view, sig.flops, sig.nbytes, site)
 
 
 def flush(reason: str | None) -> None:
@@ -127,6 +131,8 @@ def flush(reason: str | None) -> None:
         if program is None:
             try:
                 program = made = _compile_graph(plan)
+            except Refused:
+                raise  # nothing is wrong with the graph
             except Exception:
                 if graph.failed:  # twice: it would stand in the way of every later op
                     graph = Graph()
@@ -151,11 +157,11 @@ def flush(reason: str | None) -> None:
 
 def _compile_graph(plan):
     jitted, view = graph.program(plan)
-    site = where.site()
+    site = where.compile_site()
     view = dataclasses.replace(view, site=(site.file, site.line))
     flops = sum(n.sig.flops for n in graph.nodes)
     nbytes = sum(x.nbytes for x in plan.leaves) + sum(d.itemsize * _size(s) for s, d in _live(plan))
-    return cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes)
+    return cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes, site)
 
 
 def _size(shape) -> int:

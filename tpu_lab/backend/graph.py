@@ -171,20 +171,24 @@ class Graph:
                 i = [ints[at_int + k] for k in range(n_ints)]
                 at_float, at_int = at_float + n_floats, at_int + n_ints
                 with jax.named_scope(f"{index}:{sig.name}"):  # index local to the graph: equal graphs, equal text
-                    values.extend(sig.jit(arrays, f, i))
+                    values.extend((sig.fn if sig.options else sig.jit)(arrays, f, i))  # a nested jit takes no options
             # `done` is ready when the program is: a profile can wait for it without holding a real result
             return [values[p] for p in positions], jnp.zeros((), jnp.uint8)
 
         donate = tuple(2 + n for n in plan.donated)
         jitted = jax.jit(run, donate_argnums=donate, compiler_options=dict(plan.key[4]) or None)
         names: dict[int, tuple[str, str]] = {}
-        ops = []
+        ops: list[tuple] = []
+        layouts, results = [], []
         for sig, inputs, _, _ in steps:
             ops.append((sig.name, sig.inputs, sig.static))
             for k, v in enumerate(inputs):
                 if v < 0 and v not in names:
-                    names[v] = (f"{sig.argument(k)} of {sig.name}", repr(sig.windows[k].base))
+                    names[v] = (f"{sig.argument(k)} of {sig.name}", repr(sig.windows[k]))
+                layouts.append((f"{sig.argument(k)} of {sig.name}", sig.windows[k].layout()))
+            results.extend([sig.name] * (len(sig.fresh) + len(sig.writes)))
         leaves = tuple(names[-1 - i] for i in range(len(plan.leaves)))
+        live = tuple((p, results[p]) for p in plan.positions)
         options = (*plan.key[4], *precision.options([s.precision for s, _, _, _ in steps]))
-        view = causes.View("fused", ("", 0), tuple(ops), leaves, plan.positions, plan.donated, options)
+        view = causes.View("fused", ("", 0), tuple(ops), leaves, live, plan.donated, options, tuple(layouts))
         return jitted, view

@@ -29,6 +29,7 @@ _LIBRARIES = tuple(
     os.path.join(path, "") for path in {sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib")}
 )
 _is_user: dict[str, bool] = {}  # file -> does it belong to the user
+_lines: dict[tuple[str, int], Site] = {}  # what was read of the user's files; a notebook's cell may change: see watch_modules
 
 
 def _user_code(code) -> bool:
@@ -46,14 +47,24 @@ def site(skip: int = 1) -> Site:
         frame = sys._getframe(skip)
     except ValueError:  # C++ called the backend itself: a thread of autograd's
         return NOWHERE
+    return _site_of(frame)
+
+
+def _site_of(frame) -> Site:
     while frame is not None:
-        code = frame.f_code
-        user = _is_user.get(code.co_filename)  # by file: Dynamo makes code objects that cannot be hashed
+        file = frame.f_code.co_filename
+        user = _is_user.get(file)  # by file: Dynamo makes code objects that cannot be hashed
         if user is None:
-            user = _is_user[code.co_filename] = _user_code(code)
+            user = _is_user[file] = _user_code(frame.f_code)
         if user:
-            line = frame.f_lineno
-            return Site(code.co_filename, line, linecache.getline(code.co_filename, line, frame.f_globals).strip())
+            key = file, frame.f_lineno
+            found = _lines.get(key)
+            if found is None:
+                code = linecache.getline(*key, frame.f_globals).strip()
+                if len(_lines) >= 10_000:
+                    _lines.clear()
+                found = _lines[key] = Site(*key, code)
+            return found
         frame = frame.f_back
     return NOWHERE
 
@@ -99,6 +110,7 @@ def leave(mod, args, output) -> None:
 @contextlib.contextmanager
 def watch_modules():
     """Keep track of nn.Module paths while the block runs."""
+    _lines.clear()
     hooks = torch.nn.modules.module
     handles = [
         hooks.register_module_forward_pre_hook(enter),

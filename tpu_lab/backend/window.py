@@ -92,6 +92,12 @@ class Window:
     def __repr__(self):
         return dtypes.aval(self.size, self.dtype)
 
+    def layout(self) -> str:
+        """How it lies on its base, for people: "strides (1, 8), offset 0 in f32[8,4]"; "" when it is the base itself."""
+        if self.identity:
+            return ""
+        return f"strides {tuple(self.stride)}, offset {self.offset} in {self.base!r}"
+
     @property
     def numel(self) -> int:
         return math.prod(self.size)
