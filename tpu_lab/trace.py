@@ -93,7 +93,7 @@ class CompileRecord:
     lower_ns: int
     compile_ns: int
     why: str  # a plain sentence: "first time this graph ran", "x: f32[31,128], was f32[32,128] (...)"
-    cause: str  # first | shape | dtype | constant | ops | live set | donation | option | mode
+    cause: str  # first | shape | dtype | constant | ops | live set | donation | option | mode | view
     site: str  # "train.py:43", the call site
     hlo: object = None  # callable () -> optimised HLO text, or None
 
