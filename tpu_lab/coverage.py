@@ -130,11 +130,11 @@ def how(name: str) -> str:
         return "view"
     if short in kernels.DATA_DEPENDENT:
         return "CPU"
+    if short.split(".")[0] in _MEMORY:
+        return "built in"
     record = dispatch.record_of(overload)
     if record.lowering is not None:
         return "lowered"
-    if short.split(".")[0] in _MEMORY:
-        return "built in"
     if record.decompose is not None:
         return "decomposed"
     if kernels.composite_implicit(overload):
@@ -162,7 +162,11 @@ def _overloads(name: str) -> list[str]:
     packet = getattr(torch.ops.aten, base, None)
     if packet is None or (which and which not in packet.overloads()):
         raise KeyError(f"PyTorch has no op aten.{name}")
-    return [f"aten.{base}.{which}"] if which else [f"aten.{base}.{o}" for o in packet.overloads()]
+    if which:
+        return [f"aten.{base}.{which}"]
+    from tpu_lab.backend import registry
+
+    return [f"aten.{base}.{o}" for o in packet.overloads() if registry.of_tensors(getattr(packet, o))]
 
 
 def _need(name: str, calls=0, phases=(), modules=(), site=("", 0, ""), fallback=False) -> view.Need:
@@ -206,11 +210,20 @@ def _recorded(model, inputs, kwargs, backward, optimizer) -> _trace.Trace:
     return trace
 
 
+def _called(record) -> str:
+    """The op as the user called it: without a kernel of its own it arrives on the CPU as its `.out` form."""
+    from tpu_lab.backend import registry
+
+    overload = _overload(record.name) if record.fallback else None
+    twin = registry.functional(overload) if overload is not None else None
+    return record.name if twin is None else f"aten.{twin.overloadpacket.__name__}.{twin._overloadname}"
+
+
 def _needs(trace: _trace.Trace):
     """One Need an op name, in the order of first use."""
     by_name: dict[str, list] = {}
     for record in trace.ops:
-        by_name.setdefault(record.name, []).append(record)
+        by_name.setdefault(_called(record), []).append(record)
     for name, records in by_name.items():
         first = next((r for r in records if r.file), records[0])
         used = {r.phase for r in records}

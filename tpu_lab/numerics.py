@@ -164,8 +164,8 @@ def span(name: str, array: np.ndarray) -> Span:
         return Span(name, text, low, high, 0, 0, 0, zeros, max(-low, high) / limit)
     nan, below = int(np.isnan(array).sum()), int((array == -np.inf).sum())
     rest = array[finite]
-    low, high = (float(rest.min()), float(rest.max())) if rest.size else (None, None)
-    return Span(name, text, low, high, nan, int(array.size - finite.sum()) - nan, below, zeros, 0.0)
+    smallest, largest = (float(rest.min()), float(rest.max())) if rest.size else (None, None)
+    return Span(name, text, smallest, largest, nan, int(array.size - finite.sum()) - nan, below, zeros, 0.0)
 
 
 # --- compare ----------------------------------------------------------------------------------------------------------

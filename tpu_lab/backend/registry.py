@@ -77,7 +77,7 @@ def op(*targets, **options):
                 _table[target] = lowering
                 _explicit.add(target)
                 continue
-            overloads = [o for o in (getattr(target, name) for name in target.overloads()) if _of_tensors(o)]
+            overloads = [o for o in (getattr(target, name) for name in target.overloads()) if of_tensors(o)]
             for overload in [o for o in overloads if not writes(o)] or overloads:
                 if overload not in _explicit:
                     _table[overload] = lowering
@@ -86,7 +86,7 @@ def op(*targets, **options):
     return register
 
 
-def _of_tensors(overload) -> bool:
+def of_tensors(overload) -> bool:
     """False for TorchScript's number forms, such as `exp.int`, which never reach a device."""
     return bool(writes(overload)) or any("Tensor" in str(r.type) for r in overload._schema.returns)
 

@@ -76,15 +76,23 @@ def title(c: Comparison) -> str:
         what = "module"
     if not wrong:
         return (
-            f"All {number.count(len(c.found))} {what} agree within tolerance: error at most {figure(worst.error)}, at {worst.name or c.model}"
+            f"All {number.count(len(c.found))} {what} agree within tolerance: error at most {power(worst.error)}, at {worst.name or c.model}"
             if len(c.found) > 1
-            else f"{worst.name or c.model} agrees within tolerance: error {figure(worst.error)}"
+            else f"{worst.name or c.model} agrees within tolerance: error {power(worst.error)}"
         )
     first = wrong[0]
     return (
         f"{number.count(len(wrong))} of {number.count(len(c.found))} {what} differ beyond tolerance, "
-        f"first {first.name or c.model}: error {figure(first.error)}"
+        f"first {first.name or c.model}: error {power(first.error)}"
     )
+
+
+def power(value: float | None) -> str:
+    """`1.20e−5`: an error, always with its power of ten, so that a column reads from top to bottom."""
+    if not value or math.isinf(value):
+        return figure(value)
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,7 @@ class Line:
     inherited: str
     excess: str
     ok: bool
-    share: float  # of the bar, on a scale of powers of ten
+    share: float  # of the bar, on a scale of powers of ten from 1e-8 to 1
 
 
 @dataclass(frozen=True)
@@ -133,29 +141,18 @@ def _model(c: Comparison) -> Model:
     if c.random:
         meta.append(("random numbers were drawn and differ: call model.eval()", True))
     ranked = sorted(c.found, key=lambda d: (-d.error, d.order))
-    errors = [d.error for d in ranked if 0 < d.error < math.inf]
-    low, high = (math.log10(min(errors)) - 0.5, math.log10(max(errors))) if errors else (0.0, 1.0)
 
     def line(d: Difference) -> Line:
-        share = (
-            0.0 if not d.error else 1.0 if math.isinf(d.error) else (math.log10(d.error) - low) / max(high - low, 0.5)
-        )
-        return Line(
-            d.name or c.model,
-            d.kind,
-            d.shape,
-            figure(d.error),
-            figure(d.inherited),
-            figure(d.excess),
-            d.excess <= 1,
-            min(share, 1.0),
-        )
+        share = 0.0 if not d.error else 1.0 if math.isinf(d.error) else 1 + math.log10(d.error) / 8
+        share = min(max(share, 0.0), 1.0)
+        name = d.name or c.model
+        return Line(name, d.kind, d.shape, power(d.error), power(d.inherited), figure(d.excess), d.excess <= 1, share)
 
     lines = [line(d) for d in ranked]
     rest = ranked[SHOWN:]
-    fold = f"{number.plural(len(rest), 'other')}: error at most {figure(rest[0].error)}" if rest else ""
+    fold = f"{number.plural(len(rest), 'other')}: error at most {power(rest[0].error)}" if rest else ""
     tolerances = sorted({(d.rtol, d.atol) for d in c.found})
-    told = " \u00b7 ".join(f"rtol {figure(r)}, atol {figure(a)}" for r, a in tolerances[:3])
+    told = " \u00b7 ".join(f"rtol {power(r)}, atol {power(a)}" for r, a in tolerances[:3])
     whose = "yours" if c.tolerance else "torch.testing\u2019s for the dtype"
     return Model(
         title(c),
