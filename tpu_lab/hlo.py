@@ -173,15 +173,47 @@ def scopes(module: Module) -> dict[str, frozenset[int]]:
     belongs to the op that made what it reads, else to the op that reads it; parameters belong to none.
     """
     out = {i.name: _own(module, i) for i in module.entry.instructions}
-    end = {i.name: i.scopes or out[i.name] for i in module.entry.instructions}  # whose value the instruction gives
-    for instruction in module.entry.instructions:
-        name = instruction.name
-        if not out[name] and instruction.opcode != "parameter":
-            out[name] = end[name] = frozenset().union(*(end.get(o, frozenset()) for o in instruction.operands))
-    for instruction in reversed(module.entry.instructions):
-        name = instruction.name
-        if not out[name] and instruction.opcode != "parameter":
-            out[name] = end[name] = frozenset().union(*(end[u.name] for u in module.entry.users[name]))
+    gives = {i.name: i.scopes or out[i.name] for i in module.entry.instructions}  # whose value the instruction gives
+    return _spread(module.entry, out, gives, operands_first=True)
+
+
+def origins(module: Module) -> dict[str, frozenset[int]]:
+    """For each instruction of every computation: the positions of the ops it works for.
+
+    Its own scope if it has one; else, inside its computation, that of what reads it (a scalar argument taken out of
+    an array works for its reader), then of what it reads; else that of the instruction that calls its computation.
+    """
+    out: dict[str, frozenset[int]] = {}
+    callers: dict[str, frozenset[int]] = {module.entry.name: frozenset()}
+    left = [module.entry]
+    while left:
+        computation = left.pop()
+        own = {i.name: i.scopes for i in computation.instructions}
+        found = _spread(computation, own, dict(own), operands_first=False)
+        for i in computation.instructions:
+            out[i.name] = found[i.name] or callers[computation.name]
+            for name in i.calls:
+                if name in module.computations and name not in callers:
+                    callers[name] = out[i.name]
+                    left.append(module.computations[name])
+    return out
+
+
+def _spread(computation: Computation, out: dict, gives: dict, operands_first: bool) -> dict[str, frozenset[int]]:
+    """Fill what has no scope from its neighbours, one direction after the other."""
+
+    def down() -> None:
+        for i in computation.instructions:
+            if not out[i.name] and i.opcode != "parameter":
+                out[i.name] = gives[i.name] = frozenset().union(*(gives.get(o, frozenset()) for o in i.operands))
+
+    def up() -> None:
+        for i in reversed(computation.instructions):
+            if not out[i.name] and i.opcode != "parameter":
+                out[i.name] = gives[i.name] = frozenset().union(*(gives[u.name] for u in computation.users[i.name]))
+
+    for fill in (down, up) if operands_first else (up, down):
+        fill()
     return out
 
 
