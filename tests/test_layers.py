@@ -19,6 +19,8 @@ TOP = {
     "ui",
     "aot",
     "modes",
+    "snapshot",
+    "twin",
     "export",
     "doctor",
     "doctor_probes",
@@ -27,6 +29,7 @@ TOP = {
     "coverage",
     "coverage_command",
     "numerics",
+    "guards",
 }
 ALL_MAY = {"tpu_lab.viz.number"}  # how numbers are written: pure text, used wherever a sentence is made
 MIDDLE = {p.stem for p in PACKAGE.glob("*.py")} - TOP - {"trace"}

@@ -35,7 +35,7 @@ def findings(m: Metrics, limit: int = 3) -> list[Finding]:
     return sorted(found, key=lambda f: -f.gain_ns)[:limit]
 
 
-_CHANGE = {
+CHANGES = {  # cause of a miss -> what to do about it
     "shape": "pad the inputs to a few fixed sizes",
     "constant": "pass the changing number as a tensor, so that it is an input of the program",
     "live set": "hold the same results in every step",
@@ -43,6 +43,7 @@ _CHANGE = {
     "mode": "stay in one eager mode",
     "option": "set compiler options once, before the loop",
     "ops": "keep data-dependent branches out of the step",
+    "view": "give the step tensors that lie alike in memory, with .contiguous() before it",
     "donation": "let go of old values in every step alike",
 }
 
@@ -69,7 +70,7 @@ def compiles(m: Metrics) -> Finding | None:
     n = number.plural(len(own), "program")
     return Finding(
         "compiles", f"Stop compiling again, {number.time(spent)} of {number.time(m.wall_ns)}.",
-        f"{n} at {place(file, line)} differ only by {cause} (\u201c{own[-1].why[:90]}\u201d): {_CHANGE.get(cause, 'keep the step the same')}.",
+        f"{n} at {place(file, line)} differ only by {cause} (\u201c{own[-1].why[:90]}\u201d): {CHANGES.get(cause, 'keep the step the same')}.",
         f"{n} at {place(file, line)} differ only by {cause}",
         file, line, spent,
     )  # fmt: skip

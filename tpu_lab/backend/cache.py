@@ -68,7 +68,7 @@ class Cache:
         self.clock = 0
         self.earlier = causes.Earlier()  # what a miss is compared with
         self.only = False  # _set_cache_only(True): a miss is an error
-        self.guards: list = []  # called with (site, cause, why) before a program is made: may raise Refused
+        self.guards: list = []  # called with (view, site, cause, why) before a program is made: may raise Refused
 
     def get(self, key: tuple) -> Program | None:
         program = self.programs.get(key)
@@ -89,7 +89,7 @@ class Cache:
         if self.only:
             raise Refused(f"{site.file}:{site.line} needs a new program ({why}), and only cached programs may run")
         for guard in tuple(self.guards):
-            guard(site, cause, why)
+            guard(view, site, cause, why)
         t0 = time.perf_counter()
         traced = jitted.trace(*args)
         t1 = time.perf_counter()
