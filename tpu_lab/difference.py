@@ -1,0 +1,262 @@
+"""Two profiles of the same work: what changed from one to the other, and what of it is more than noise.
+
+Times are medians of the steady steps, `±` is half of what the middle half of them spans (half the distance of the
+quartiles). Two times differ when these middle halves do not touch; with fewer than three steps on a side nobody knows
+the noise, and no difference is claimed. Counts and bytes are exact.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpu_lab.metrics import Metrics, Step
+from tpu_lab.place import op_name, short_file
+from tpu_lab.viz import number
+
+ENOUGH = 3  # steps by which noise is known
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of several steps: their lower median (one that was measured), and half the distance of the quartiles."""
+
+    median: float
+    half: float | None  # None for a single value
+    n: int
+
+    @classmethod
+    def of(cls, values) -> Spread:
+        values = sorted(values)
+        if not values:
+            return cls(float("nan"), None, 0)
+        low, high = np.percentile(values, [25, 75])
+        return cls(float(statistics.median_low(values)), float(high - low) / 2 if len(values) > 1 else None, len(values))
+
+
+def counted(m: Metrics) -> tuple[Step, ...]:
+    """The steps that figures are taken from: steady ones, else those after warm-up, else the whole block as one."""
+    return m.steady or tuple(s for s in m.steps if not s.warmup) or (m.span,)
+
+
+def typical(m: Metrics) -> Step:
+    """The step of median time among the counted ones."""
+    steps = sorted(counted(m), key=lambda s: s.ns)
+    return steps[(len(steps) - 1) // 2]
+
+
+def mode(m: Metrics) -> str:
+    """The mode the work ran in: "compiled" when compiled graphs take most of the device's time."""
+    launches = [r for s in counted(m) for r in m.launches_in(s)]
+    compiled = sum(r.device_ns for r in launches if r.mode == "compiled")
+    if compiled and 2 * compiled > sum(r.device_ns for r in launches):
+        return "compiled"
+    return str(m.trace.meta.get("mode", ""))
+
+
+def peak_live(m: Metrics) -> int | None:
+    """The most bytes that tensors held on the device in the counted steps; None when nobody noted it."""
+    ranges = [s.ops for s in counted(m)]
+    found = [size for op, size in m.trace.live if any(a <= op < b for a, b in ranges)]
+    return max(found, default=None)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One figure of both profiles. `kind` says how it is written: time, count, size, work, share."""
+
+    name: str
+    kind: str
+    before: float | None
+    after: float | None
+    changed: bool
+    spread: tuple[Spread, Spread] | None = None  # of times
+
+
+@dataclass(frozen=True)
+class LineChange:
+    """One source line and way: its ops and device time a step, before and after."""
+
+    file: str
+    line: int
+    code: str
+    phase: str
+    ops: tuple[int, int]
+    ns: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class OpChange:
+    """An op that only one of the two runs, a step, on one line."""
+
+    side: str  # "before" or "after"
+    name: str
+    count: int
+    file: str
+    line: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All that is known of the change from `before` to `after`."""
+
+    before: Metrics
+    after: Metrics
+    quantities: tuple[Quantity, ...]
+    lines: tuple[LineChange, ...]  # largest change of time first
+    ops: tuple[OpChange, ...]
+    title: str
+
+    def __getitem__(self, name: str) -> Quantity:
+        return next(q for q in self.quantities if q.name == name)
+
+
+def compare(before: Metrics, after: Metrics) -> Difference:
+    """The difference of two profiles of the same work."""
+    quantities = _quantities(before, after)
+    return Difference(before, after, quantities, _lines(before, after), _ops(before, after), _title(before, after, quantities))
+
+
+def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
+    times = tuple(Spread.of(s.ns for s in counted(m)) for m in (a, b))
+    out = [Quantity("step" if a.steady and b.steady else "block", "time", times[0].median, times[1].median, differ(*times), times)]
+    for name in ("device", "dispatch", "transfer", "python", "idle"):
+        parts = tuple(Spread.of(getattr(s.split, name) for s in counted(m)) for m in (a, b))
+        label = "Python" if name == "python" else name
+        out.append(Quantity(label, "time", parts[0].median, parts[1].median, differ(*parts) and _large(parts, times), parts))
+    x, y = (typical(m) for m in (a, b))
+    run = [m.launches_in(s) for m, s in ((a, x), (b, y))]
+
+    def exact(name, kind, values) -> Quantity:
+        before, after = (None if v is None else float(v) for v in values)
+        return Quantity(name, kind, before, after, before != after)
+
+    compiled = [sum(r.compile_ns for r in m.trace.launches) for m in (a, b)]
+    misses = [m.outcomes()["miss"] for m in (a, b)]
+    ops = [s.ops[1] - s.ops[0] for s in (x, y)]
+    mfu = [m.mfu for m in (a, b)]
+    return (
+        *out,
+        exact("launches", "count", [len(r) for r in run]),
+        exact("groups", "count", [sum(len(r.ops) > 1 for r in launches) for launches in run]),
+        exact("programs", "count", [len({r.key for r in launches}) for launches in run]),
+        exact("ops", "count", ops),
+        exact("misses", "count", misses),
+        Quantity("compile", "time", compiled[0], compiled[1], misses[0] != misses[1]),
+        exact("bytes", "size", [sum(r.bytes for r in launches) for launches in run]),
+        exact("live, peak", "size", [peak_live(m) for m in (a, b)]),
+        exact("FLOPs", "work", [a.flops, b.flops]),
+        Quantity("MFU", "share", mfu[0], mfu[1], out[0].changed and None not in mfu),
+    )
+
+
+def differ(a: Spread, b: Spread) -> bool:
+    """Do the middle halves of two sets of times stay apart?"""
+    if min(a.n, b.n) < ENOUGH or a.half is None or b.half is None:
+        return False
+    return abs(a.median - b.median) > a.half + b.half
+
+
+def noise(a: Spread, b: Spread) -> float | None:
+    """The smallest difference that would have shown, as a part of `a`; None when there are too few steps to know."""
+    if min(a.n, b.n) < ENOUGH or a.half is None or b.half is None or not a.median:
+        return None
+    return (a.half + b.half) / a.median
+
+
+def _large(parts, times) -> bool:
+    """A part of a step that changed by less than 1% of the step is no news."""
+    return abs(parts[0].median - parts[1].median) > 0.01 * max(t.median for t in times)
+
+
+def _lines(a: Metrics, b: Metrics) -> tuple[LineChange, ...]:
+    sides = [{(c.file, c.line, c.phase): c for c in m.costs} for m in (a, b)]
+    out = []
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        x, y = (side.get(key) for side in sides)
+        known = x or y
+        assert known is not None
+        out.append(
+            LineChange(
+                known.file, known.line, known.code, known.phase,
+                (x.ops if x else 0, y.ops if y else 0), (x.ns if x else 0.0, y.ns if y else 0.0),
+            )  # fmt: skip
+        )
+    return tuple(sorted(out, key=lambda c: (-abs(c.ns[1] - c.ns[0]), c.file, c.line, c.phase)))
+
+
+def _ops(a: Metrics, b: Metrics) -> tuple[OpChange, ...]:
+    """Ops on a line that the other does not run there as often. Free views are left out."""
+    sides = []
+    for m in (a, b):
+        ops = [o for o in m.ops_in(typical(m)) if o.kind != "view"]
+        sides.append(Counter((op_name(o.name), short_file(o.file), o.line, o.phase) for o in ops))
+    out = []
+    for side, more in (("before", sides[0] - sides[1]), ("after", sides[1] - sides[0])):
+        out += [OpChange(side, name, n, file, line, phase) for (name, file, line, phase), n in more.items()]
+    return tuple(sorted(out, key=lambda o: (o.side == "after", -o.count, o.file, o.line, o.name)))
+
+
+# --- the sentence -----------------------------------------------------------------------------------------------------
+
+
+def _title(a: Metrics, b: Metrics, quantities) -> str:
+    """`Fused instead of strict: 743 launches became 1, step 190 → 145 ms`: what was changed, and what came of it."""
+    q = {x.name: x for x in quantities}
+    if not (a.trace.launches or b.trace.launches):
+        return "No op ran on 'tpu' in either profile"
+    time = quantities[0]
+    clauses = []
+    if q["launches"].changed:
+        clauses.append(_became(q["launches"], "launch", "launches"))
+    elif q["misses"].changed:
+        clauses.append(_became(q["misses"], "miss", "misses"))
+    elif q["ops"].changed:
+        clauses.append(_became(q["ops"], "op", "ops"))
+    elif q["bytes"].changed:
+        clauses.append(f"bytes {arrow(q['bytes'])}")
+    assert time.spread is not None
+    limit = noise(*time.spread)
+    if time.changed:
+        clauses.append(f"{time.name} {arrow(time)}")
+    elif limit is not None:
+        clauses.append(f"no difference in time above noise, \u00b1 {number.percent(limit, 2)}" if clauses else "")
+    elif not clauses:
+        return f"{time.name.capitalize()} {arrow(time)}, too few steps to tell a difference from noise"
+    if clauses == [""]:
+        return f"No difference above noise, \u00b1 {number.percent(limit, 2)}"
+    text = ", ".join(c for c in clauses if c)
+    modes = mode(a), mode(b)
+    if modes[0] != modes[1] and all(modes):
+        return f"{modes[1].capitalize()} instead of {modes[0]}: {text}"
+    return text[0].upper() + text[1:]
+
+
+def _became(q: Quantity, one: str, many: str) -> str:
+    before, after = int(q.before or 0), int(q.after or 0)
+    return f"{number.plural(before, one, many)} became {number.count(after)}"
+
+
+def arrow(q: Quantity) -> str:
+    """`190 → 145 ms`: both in the unit of the larger."""
+    if q.before is None or q.after is None:
+        return f"{write(q.kind, q.before)} \u2192 {write(q.kind, q.after)}"
+    largest = max(abs(q.before), abs(q.after))
+    units = {"time": number.time_unit, "size": number.size_unit, "work": number.work_unit}.get(q.kind)
+    if units is None:
+        return f"{write(q.kind, q.before)} \u2192 {write(q.kind, q.after)}"
+    name, factor = units(largest) if largest else (units(1)[0], 1.0)
+    return f"{number.sig(q.before / factor)} \u2192 {number.sig(q.after / factor)}{number.NBSP}{name}"
+
+
+def write(kind: str, value: float | None) -> str:
+    """A value as it is written by itself."""
+    if value is None:
+        return number.NONE
+    if kind == "count":
+        return number.count(int(value))
+    return {"time": number.time, "size": number.size, "work": number.work, "share": number.percent}[kind](value)
