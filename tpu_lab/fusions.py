@@ -177,6 +177,15 @@ def of(m: Metrics) -> tuple[Group, ...]:
 _kept: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
+def letter_of(m: Metrics) -> dict[int, str]:
+    """Op number -> the letter of the first group of the drawn step that has a part of it."""
+    out: dict[int, str] = {}
+    for group in of(m):
+        for op in group.ops if group.letter else ():
+            out.setdefault(op, group.letter)
+    return out
+
+
 def _timed(made: tuple[Group, ...], device_ns: float) -> tuple[Group, ...]:
     """Shares of the launch's device time by max(FLOPs, BALANCE x bytes), as costs.py gives them to ops."""
     weight = [max(g.flops, BALANCE * (g.bytes_in + g.bytes_out)) for g in made]

@@ -87,6 +87,21 @@ class Profile:
         """Hits, misses and disk hits by call site, and why each miss happened."""
         return self.view("cache")
 
+    def marked(self, picked: dict | None = None):
+        """Every view in one page, with what is picked marked in each: `p.marked({"op": 17})`, `{"line": "model.py:54"}`,
+        `{"fusion": "A"}`. An op brings its line and its fusion along."""
+        from tpu_lab.viz import linked
+
+        return linked.draw(self.metrics, [self.view(name) for name in VIEWS if name != "summary"], picked)
+
+    def ui(self, picked: dict | None = None):
+        """For marimo: tables to pick an op, a line or a fusion from; its value goes to `marked`.
+
+        `picked = p.ui()` in one cell, `p.marked(picked.value)` in the next. The value is a dict: op, line, fusion."""
+        from tpu_lab import ui
+
+        return ui.picker(self, picked)
+
     def to_text(self, path) -> None:
         """What a terminal shows, without colours."""
         with open(path, "w", encoding="utf-8") as file:

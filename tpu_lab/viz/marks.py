@@ -7,7 +7,10 @@ letter). A view need not know what is picked: the mark is one style rule beside 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
+
+from markupsafe import escape
 
 KINDS = ("op", "line", "fusion")
 
@@ -25,13 +28,39 @@ def style(picked: Mapping | None) -> tuple[str, str]:
     rules = []
     for kind, value in chosen:
         what = f'[data-{kind}="{_quoted(value)}"]'
-        rules += [
-            f"{root} tr{what}>td{{background:rgb(128 128 128/.2)}}",
-            f"{root} tr{what}>:first-child{{box-shadow:inset 4px 0 currentColor}}",
+        ground, bar = (".34", "5px") if kind == "op" else (".16", "2px")  # the op stands out among those of its line
+        rules[:0] = [
+            f"{root} tr{what}>td{{background:rgb(128 128 128/{ground})}}",
+            f"{root} tr{what}>:first-child{{box-shadow:inset {bar} 0 currentColor}}",
             f"{root} :is(div,span,summary,li,th,td){what}{{outline:2px solid currentColor;outline-offset:1px}}",
             f"{root} svg {what}{{stroke:currentColor;stroke-width:2.5px;stroke-opacity:1;fill-opacity:1}}",
         ]
     return marks, "".join(rules)
+
+
+def unfold(html: str, picked: Mapping | None) -> tuple[str, int]:
+    """(html with every fold open that holds a mark, how many marks there are)."""
+    wanted = {
+        f'data-{kind}="{escape(str(picked[kind]))}"' for kind in KINDS if picked and picked.get(kind) not in (None, "")
+    }
+    if not wanted:
+        return html, 0
+    folds: list[int] = []
+    inside: set[int] = set()
+    count = 0
+    marks = "|".join(map(re.escape, sorted(wanted)))
+    for found in re.finditer(f"<details>|<details |</details>|{marks}", html):
+        if found[0] == "</details>":
+            folds.pop()
+        elif found[0].startswith("<details"):
+            folds.append(found.start())
+        else:
+            count += 1
+            inside.update(folds)
+    for start in sorted(inside, reverse=True):
+        end = start + len("<details")
+        html = html if html.startswith(" open", end) else f"{html[:end]} open{html[end:]}"
+    return html, count
 
 
 def _quoted(value: str) -> str:

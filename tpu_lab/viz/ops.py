@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tpu_lab import fusions
 from tpu_lab.metrics import Metrics
 from tpu_lab.place import block, op_name, place, short_file
 from tpu_lab.viz import frame, number, theme
@@ -18,10 +19,10 @@ SORTS = {"time": "device_ms", "bytes": "bytes", "flops": "flops"}
 
 def rows(m: Metrics):
     """One row an op: op (its number), name, result, inputs, static, kind, module, file, line, code, phase, forward,
-    step, launch, device_ms (its share of its launch), flops, bytes, fallback, host_us, at_ms (since the start)."""
+    step, launch, fusion (the letter of its group in the drawn step), device_ms (its share of its launch), flops, bytes, fallback, host_us, at_ms (since the start)."""
     import pandas as pd
 
-    ops, trace = m.trace.ops, m.trace
+    ops, trace, letters = m.trace.ops, m.trace, fusions.letter_of(m)
     step = np.zeros(len(ops), dtype=np.int64)
     for s in m.steps:
         step[slice(*s.ops)] = s.number
@@ -42,6 +43,7 @@ def rows(m: Metrics):
             "forward": pd.array([r.forward for r in ops], dtype="Int64"),
             "step": step,
             "launch": pd.array([v if v >= 0 else None for v in launch.tolist()], dtype="Int64"),
+            "fusion": [letters.get(r.index, "") for r in ops],
             "device_ms": m.ops_time / 1e6,
             "flops": [r.flops for r in ops],
             "bytes": [r.bytes for r in ops],
@@ -90,6 +92,7 @@ class Line:
     flops: str
     bytes: str
     tip: str
+    letter: str
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,7 @@ def _model(m: Metrics, frame_rows, limit, sort) -> Model:
             f"of {number.count(forward)}" if forward >= 0 else "",
             theme.paint(r.kind), theme.word(r.kind), number.NONE if free else number.sig(t), r.device_ms / longest,
             number.sig(r.flops / work[1]), number.NONE if free else number.sig(r.bytes / size[1]), f"{tip} \u00b7 {place(r.file, r.line)}",
+            r.fusion,
         )  # fmt: skip
 
     items: list = []

@@ -26,14 +26,26 @@ class View:
     it was made, so showing it twice gives the same bytes.
     """
 
-    def __init__(self, name: str, title: str, finding: str, rows: Callable, lines: Callable, body: Callable) -> None:
-        self.name, self.title, self.finding = name, title, finding
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        finding: str,
+        rows: Callable,
+        lines: Callable,
+        body: Callable,
+        picked: Mapping | None = None,  # what its page marks
+    ) -> None:
+        self.name, self.title, self.finding, self._picked = name, title, finding, picked
         self._rows, self._lines, self._body = rows, lines, body
 
     @cached_property
     def rows(self):
         """The rows as a pandas DataFrame."""
-        return self._rows()
+        try:
+            return self._rows()
+        except AttributeError as error:  # would look like a missing attribute of ours, and ask __getattr__ for rows again
+            raise RuntimeError(f"the rows of the {self.name} view cannot be made: {error}") from error
 
     @cached_property
     def body(self) -> Markup:
@@ -43,7 +55,7 @@ class View:
     @cached_property
     def html(self) -> str:
         """One root element that needs nothing around it: no script, no URL, right in light and dark."""
-        return self.marked(None)
+        return self.marked(self._picked)
 
     def marked(self, picked: Mapping | None) -> str:
         """The same page with an op, a line or a fusion marked: `view.marked({"op": 17, "line": "model.py:54"})`."""
