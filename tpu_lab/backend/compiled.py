@@ -20,6 +20,7 @@ import torch
 
 from tpu_lab import trace
 from tpu_lab.backend import (
+    bounds,
     causes,
     compiled_records,
     compiled_trace,
@@ -32,6 +33,7 @@ from tpu_lab.backend import (
     rng,
     state,
     storage,
+    where,
 )
 from tpu_lab.backend.cache import Program, cache, digest
 from tpu_lab.backend.compiled_trace import Plan, Recipe
@@ -95,6 +97,7 @@ class CompiledGraph:
                 self._give_up(error)
                 return self._op_by_op(args)
             recipe = program.extra
+            checks = self._checks(recipe) if recipe.checks else None
             seed = _next_seed(recipe.used)
             before = time.perf_counter_ns() if active is not None else 0
             if recipe.written:
@@ -107,8 +110,11 @@ class CompiledGraph:
                 after, donated = time.perf_counter_ns(), len(plan.donate) if program is plan.programs[1] else 0
                 counts = len(arrays), len(out), donated
                 compiled_records.write(self, active, program, made, start, before, after, counts, token)
+            if checks:
+                bounds.watch(token, checks)
             if state.mode() is state.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
                 jax.block_until_ready(token)
+                bounds.look(wait=True)
             results = compiled_trace.results(plan, recipe, args, out)
             args.clear()
             return results
@@ -128,6 +134,12 @@ class CompiledGraph:
             outputs = fxgraph.execute(self.module, args)
         args.clear()
         return [o.cpu() if to_cpu and isinstance(o, Tensor) else o for o, to_cpu in zip(outputs, self.on_cpu, strict=True)]
+
+    def _checks(self, recipe) -> list:
+        """What to say when an index in the graph is out of range, with the lines of the graph's ops."""
+        infos = self.describe()
+        lines = [(where.Site(infos[n].file, infos[n].line, infos[n].code), sig) for n, sig in recipe.checks]
+        return [bounds.Check(text, sig.name, site) for site, sig in lines for text in sig.bounds.texts]
 
     def _geometry(self, args):
         """(the key that a plan is found by, for each argument its Cell, numpy value, or None)."""

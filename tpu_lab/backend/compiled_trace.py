@@ -28,6 +28,7 @@ class Recipe:
     used: int = 0  # random numbers drawn
     written: tuple[int, ...] = ()  # array arguments that the graph writes
     results: list[tuple] = field(default_factory=list)  # see _results
+    checks: list[tuple] = field(default_factory=list)  # (op's index in the graph, signature) for each op with indices
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +67,10 @@ def trace(module, on_cpu: list[bool], plan: Plan, recipe: Recipe, static: list, 
         out = [executor.traced(cells[n]) for n in changed]
         recipe.written, recipe.used = tuple(changed), context.used
         recipe.results = _results(outputs, on_cpu, inputs, cells, out)
-    return out, jnp.zeros((), jnp.uint8)  # the second is ready when the program is: nobody else holds it
+        recipe.checks = [(node, sig) for node, sig, _ in context.checks]
+        worst = [w for _, _, w in context.checks]
+        done = jnp.concatenate(worst) if worst else jnp.zeros((), jnp.uint8)
+    return out, done  # the second is ready when the program is: nobody else holds it
 
 
 def _results(outputs, on_cpu, inputs, cells, out) -> list[tuple]:

@@ -18,7 +18,7 @@ def cond(pred, true_module, false_module, operands):
 
     def branch(module):
         def run(arrays):
-            outputs = fxgraph.execute(module, _wrapped(operands, arrays))
+            outputs = _execute(module, _wrapped(operands, arrays))
             others[:] = [None if isinstance(o, Tensor) else (o,) for o in outputs]
             return [decomp.unwrap(o) for o in outputs if isinstance(o, Tensor)]
 
@@ -38,7 +38,7 @@ def while_loop(cond_module, body_module, carried, additional, **_):
     drawn = state.thread.tracing.used
 
     def run(module, arrays):
-        outputs = fxgraph.execute(module, [*_wrapped(carried, arrays), *additional])
+        outputs = _execute(module, [*_wrapped(carried, arrays), *additional])
         if state.thread.tracing.used != drawn:
             raise NotImplementedError(
                 "random numbers inside torch.while_loop on 'tpu' would repeat in each turn: draw them before the loop"
@@ -49,6 +49,16 @@ def while_loop(cond_module, body_module, carried, additional, **_):
         lambda arrays: run(cond_module, arrays)[0].reshape(()) != 0, lambda arrays: run(body_module, arrays), _arrays(carried)
     )
     return tuple(decomp.wrap(a, t.dtype) for a, t in zip(out, carried, strict=True))
+
+
+def _execute(module, inputs) -> list:
+    """A branch or a body. The checks of its indices stay inside: their values do not exist outside."""
+    context = state.thread.tracing
+    node, outer, context.checks = context.node, context.checks, []
+    try:
+        return fxgraph.execute(module, inputs)
+    finally:
+        context.node, context.checks = node, outer
 
 
 def _arrays(values) -> list:

@@ -11,7 +11,7 @@ import time
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import causes, interrupts, launches, precision, state, where
+from tpu_lab.backend import bounds, causes, interrupts, launches, precision, state, where
 from tpu_lab.backend.cache import Refused, cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
@@ -63,7 +63,8 @@ def run(sig, cells, floats: tuple, ints: tuple) -> list:
             reason = graph.full()
             if reason is not None:
                 flush(reason)
-        return graph.add(sig, [peek(c) for c in cells], floats, ints)
+        checks = () if sig.bounds is None else tuple(checks_of(sig))
+        return graph.add(sig, [peek(c) for c in cells], floats, ints, checks)
     if graph.nodes:
         flush("debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict")
     return _launch(sig, [resolve(c) for c in cells], floats, ints, mode)
@@ -80,10 +81,13 @@ def _launch(sig, values, floats, ints, mode):
     else:
         cache.hits += 1
         cache.clock = program.used = cache.clock + 1
-    if active is None and mode is EagerMode.DEFER_NEVER:
+    if active is None and mode is EagerMode.DEFER_NEVER and sig.bounds is None:
         return sig.jit(values, floats, ints)
     before = _now() if active is not None else 0
     out = sig.jit(values, floats, ints)
+    if sig.bounds is not None:
+        *out, worst = out
+        bounds.watch(worst, checks_of(sig))
     if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
         jax.block_until_ready(out)
     if active is not None:
@@ -91,7 +95,15 @@ def _launch(sig, values, floats, ints, mode):
         site = launches.op_site or where.site()  # in backward that of the forward op
         counts = launches.Counts(len(values), len(out), 0)
         launches.record(active, program, made, word, word, site, (start, before, _now()), counts, out, (*values, *out))
+    if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
+        bounds.look(wait=True)
     return out
+
+
+def checks_of(sig) -> list:
+    """What to say when an index of this call is out of range."""
+    site = launches.op_site or where.site()
+    return [bounds.Check(text, sig.name, site) for text in sig.bounds.texts]
 
 
 def _compile_op(sig, values, floats, ints, mode):
@@ -147,6 +159,8 @@ def flush(reason: str | None) -> None:
             after = _now() if active is not None else 0
             for pending, array in zip(plan.alive, arrays, strict=True):
                 pending.array = array
+        if plan.checks:
+            bounds.watch(token, plan.checks)
         if active is not None:
             counts = launches.Counts(len(plan.leaves), len(arrays), len(plan.donated))
             times = (start, before, after)

@@ -31,6 +31,7 @@ class Node(NamedTuple):
     results: tuple  # weak references to its Pending values
     floats: tuple
     ints: tuple
+    checks: tuple = ()  # bounds.Check of each of its indices
 
 
 class Plan(NamedTuple):
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     alive: list  # Pending, strong
     positions: tuple  # their numbers
     donated: tuple
+    checks: list  # bounds.Check of each index in it, in order
 
 
 def period(ids: list[int]) -> int:
@@ -90,22 +92,24 @@ class Graph:
         self.flush_at = length + self.period - length % self.period if self.period else length + LOOP_CHECK
         return None
 
-    def add(self, sig, values, floats, ints) -> list[Pending]:
+    def add(self, sig, values, floats, ints, checks=()) -> list[Pending]:
         """Record one op over values (jax.Array or Pending of this graph); its results as pending values."""
         nodes = self.nodes
         start = nodes[-1].start + len(nodes[-1].results) if nodes else 0
         pending = [Pending(self, start + i) for i in range(len(sig.fresh) + len(sig.writes))]
         inputs = tuple([v.index if v.__class__ is Pending else v for v in values])
-        nodes.append(Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints))
+        nodes.append(Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints, checks))
         return pending
 
     def plan(self, options: tuple) -> Plan | None:
         """The key and arguments of running all that is recorded; None if no result is alive."""
         code, floats, ints, leaves, number, uses = [], [], [], [], {}, []
-        alive, positions = [], []
+        alive, positions, checks = [], [], []
         v = None
-        for sig, inputs, start, results, f, i in self.nodes:
+        for sig, inputs, start, results, f, i, c in self.nodes:
             code.append(sig.id)
+            if c:
+                checks.extend(c)
             for v in inputs:
                 if v.__class__ is int:
                     code.append(v)
@@ -130,7 +134,7 @@ class Graph:
         donated = self._donated(leaves, uses, positions)
         key = ("fused", tuple(code), tuple(positions), donated, options)
         packed = np.array(floats, np.float64), np.array(ints, np.int64)
-        return Plan(key, leaves, *packed, alive, tuple(positions), donated)
+        return Plan(key, leaves, *packed, alive, tuple(positions), donated, checks)
 
     def _donated(self, leaves, uses, positions) -> tuple[int, ...]:
         """Leaves that nobody else holds and whose memory a live result of equal shape and dtype can take."""
@@ -164,6 +168,7 @@ class Graph:
 
         def run(floats, ints, *leaves):
             values: list = []
+            worst: list = []
             at_float = at_int = 0
             for index, (sig, inputs, n_floats, n_ints) in enumerate(steps):
                 arrays = [values[v] if v >= 0 else leaves[-1 - v] for v in inputs]
@@ -171,9 +176,14 @@ class Graph:
                 i = [ints[at_int + k] for k in range(n_ints)]
                 at_float, at_int = at_float + n_floats, at_int + n_ints
                 with jax.named_scope(f"{index}:{sig.name}"):  # index local to the graph: equal graphs, equal text
-                    values.extend((sig.fn if sig.options else sig.jit)(arrays, f, i))  # a nested jit takes no options
+                    out = (sig.call if sig.options else sig.jit)(arrays, f, i)  # a nested jit takes no options
+                    if sig.bounds is not None:
+                        worst.append(out[-1])
+                        out = out[:-1]
+                    values.extend(out)
             # `done` is ready when the program is: a profile can wait for it without holding a real result
-            return [values[p] for p in positions], jnp.zeros((), jnp.uint8)
+            done = jnp.concatenate(worst) if worst else jnp.zeros((), jnp.uint8)
+            return [values[p] for p in positions], done
 
         donate = tuple(2 + n for n in plan.donated)
         jitted = jax.jit(run, donate_argnums=donate, compiler_options=dict(plan.key[4]) or None)

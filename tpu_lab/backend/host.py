@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, interrupts, layouts, state, storage, where
+from tpu_lab.backend import bounds, executor, interrupts, layouts, state, storage, where
 from tpu_lab.backend.window import bitcast, contiguous_strides
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
@@ -87,6 +87,7 @@ def to_cpu(tensor: torch.Tensor, what: str = "cpu") -> torch.Tensor:
         if out.numel() != base.numel():
             out = out.clone(memory_format=torch.preserve_format)
         _record(what, start, waited, tensor.numel() * tensor.dtype.itemsize)
+        bounds.look()
         return out
 
 
@@ -105,6 +106,7 @@ def item(tensor: torch.Tensor):
             array = executor.resolve(found)
         value = np.asarray(array)
         _record("item", start, _now(), tensor.dtype.itemsize)
+        bounds.look()
         if found.base.dtype != tensor.dtype:
             value = np.asarray(bitcast(value.reshape(-1), found.base.dtype, tensor.dtype))
         return value.reshape(-1)[0].item() if tensor.dtype not in _VIEWS else float(value.reshape(-1)[0])
@@ -118,6 +120,7 @@ def synchronize() -> None:
         for array in jax.live_arrays():
             array.block_until_ready()
         _record("synchronize", start, _now(), 0)
+        bounds.look(wait=True)
 
 
 def _record(what, start, waited, nbytes) -> None:

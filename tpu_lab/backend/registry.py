@@ -42,6 +42,8 @@ class Lowering:
     runtime: names of `float`-typed arguments that are runtime inputs all the same (a learning rate).
     static: names of `Scalar` arguments that stay Python numbers, part of the program (the order of a norm).
     runtime_ints: Python ints in Tensor slots are runtime inputs, too (`x * step`).
+    bounds: a function of the same arguments that gives a list of bounds.Bound: which indices must lie where. It sees
+        shapes and dtypes only.
     mutates: names of arguments that are written though the schema does not say so (batch norm's running
         stats); fn returns their new values after its outputs.
     """
@@ -56,6 +58,7 @@ class Lowering:
     static: tuple[str, ...] = ()
     runtime_ints: bool = False
     mutates: tuple[str, ...] = ()
+    bounds: Callable | None = None
 
 
 _table: dict[torch._ops.OpOverload, Lowering] = {}

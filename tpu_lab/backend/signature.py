@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ import torch
 import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import dtypes, lowering, overlap, precision, registry, rng, storage
+from tpu_lab.backend import bounds, dtypes, lowering, overlap, precision, registry, rng, storage
 from tpu_lab.backend.window import Base, Window, is_contiguous
 
 
@@ -54,7 +55,7 @@ class Signature:
     """See the module's docstring. `fn(values, floats, ints) -> [fresh bases..., written bases...]`."""
 
     __slots__ = (
-        "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "odd_out", "options", "out_text", "plain", "precision", "program", "record",
+        "bounds", "call", "fn", "flops", "fresh", "id", "inputs", "jit", "name", "names", "nbytes", "odd_out", "options", "out_text", "plain", "precision", "program", "record",
         "resize", "result",
         "rng", "static", "windows", "writes",
     )  # fmt: skip
@@ -129,7 +130,9 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     overlap.check(record, windows, sig.writes, alias)
     fresh, sig.result = _results(record, given, declared)
     if record.name.split(".")[1].endswith("_like") and kwargs.get("memory_format") in (None, torch.preserve_format):
-        if storage.layout(args[0].shape, args[0].stride(), args[0].dtype)[1] is not None:  # dense: meta may simplify strides
+        if (
+            storage.layout(args[0].shape, args[0].stride(), args[0].dtype)[1] is not None
+        ):  # dense: meta may simplify strides
             fresh = [torch.empty_strided(args[0].shape, args[0].stride(), dtype=fresh[0].dtype, device="meta")]
     sig.fresh = [_fresh(m) for m in fresh]
     want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
@@ -138,17 +141,16 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     if record.lowering is not None:
         compute = lowering.promoted(record.lowering, metas, kmetas)
     run = _compute(record, sig, template, ktemplate, want, compute)
+    sig.bounds = _bounds(record, sig, template, ktemplate)
     if declared is None and record.meta is False:
         _infer(sig, record, run)
     sig.fn = _function(sig, run, alias)
-    sig.jit = _jitted(sig)
+    sig.call, sig.jit = _callables(sig)
     plain = sig.result == [("fresh", 0)] and len(sig.fresh) == 1 and not (sig.writes or sig.resize or sig.rng)
     sig.plain = sig.fresh[0] if plain else None
     sig.names = _names(record, args, kwargs)
     sig.inputs = tuple(repr(w) for w in windows)
-    sig.out_text = tuple(dtypes.aval(f.size, f.dtype) for f in sig.fresh) or tuple(
-        repr(windows[i]) for i in sig.writes
-    )
+    sig.out_text = tuple(dtypes.aval(f.size, f.dtype) for f in sig.fresh) or tuple(repr(windows[i]) for i in sig.writes)
     sig.static = tuple(_static(record, args, kwargs))
     sig.nbytes = sum(w.numel * w.dtype.itemsize for w in windows) + sum(
         math.prod(f.size) * f.dtype.itemsize for f in sig.fresh
@@ -297,6 +299,41 @@ def _compute(record, sig, template, ktemplate, want, compute):
     return run
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """The indices of a call that must lie in range: what to say of each, and their check on base arrays."""
+
+    texts: tuple[str, ...]
+    worst: Callable  # (base arrays) -> int64 array, one element a text
+
+
+def _bounds(record, sig, template, ktemplate) -> Bounds | None:
+    """None for an op without indices."""
+    if record.lowering is None or record.lowering.bounds is None:
+        return None
+    passed = [v for v, a in zip(template, record.schema.arguments, strict=False) if a.name not in record.dropped]
+    kpassed = {k: v for k, v in ktemplate.items() if k not in record.dropped}
+
+    def found(tensors):
+        args = [_placed(v, tensors) for v in passed]
+        return bounds.real(record.lowering.bounds(*args, **{k: _placed(v, tensors) for k, v in kpassed.items()}))
+
+    texts = tuple(b.text for b in found([jax.ShapeDtypeStruct(w.size, w.jdtype) for w in sig.windows]))
+
+    def worst(values):
+        tensors = [w.read(v) for w, v in zip(sig.windows, values, strict=True)]
+        return jnp.stack([bounds.worst(b) for b in found(tensors)])
+
+    return Bounds(texts, worst) if texts else None
+
+
+def _placed(value, tensors):
+    """The template with its tensors in place; runtime numbers are not known."""
+    if type(value) is Slot:
+        return tensors[value.index] if value.kind == "tensor" else None
+    return [_placed(v, tensors) for v in value] if type(value) is list else value
+
+
 def _function(sig, run, alias):
     """run's results stored: fresh outputs in memory order, written tensors through their windows.
 
@@ -336,15 +373,19 @@ def _infer(sig, record, run):
         sig.result = [("list", items)] if many else items
 
 
-def _jitted(sig):
-    """The jitted form. `inline`: inside a bigger program its trace is reused, and no call stays."""
-    fn = sig.fn
+def _callables(sig):
+    """The plain form and the jitted one: fn's arrays, and after them the check of the indices if there are any (see bounds.py).
+
+    `inline`: inside a bigger program its trace is reused, and no call stays.
+    """
+    fn, checked = sig.fn, sig.bounds
 
     def call(values, floats, ints):
-        return fn(values, floats, ints)
+        out = fn(values, floats, ints)
+        return out if checked is None else [*out, checked.worst(values)]
 
     call.__name__ = sig.name.replace(".", "_")
-    return jax.jit(call, inline=True, compiler_options=dict(sig.options) or None)
+    return call, jax.jit(call, inline=True, compiler_options=dict(sig.options) or None)
 
 
 def _names(record, args, kwargs) -> list[str]:

@@ -52,11 +52,17 @@ class Tracing:
 
     def __init__(self, seed, counter):
         self.seed, self.counter, self.used = seed, counter, 0
+        self.node = 0  # of the FX graph being traced: the index of its op
+        self.checks: list = []  # (node, signature, its bounds' output): indices that must lie in range
 
     def next(self):
         """(seed, counter) of the next random op."""
         self.used += 1
         return self.seed, self.counter + (self.used - 1)
+
+    def check(self, sig, values) -> None:
+        """An op with indices was traced."""
+        self.checks.append((self.node, sig, sig.bounds.worst(values)))
 
 
 def mode() -> EagerMode:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import torch
 
+from tpu_lab.backend.bounds import Bound
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -16,7 +17,11 @@ aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2
 
 
-@op(aten.embedding, kind="movement")
+def _rows(weight, indices, *_, **__):
+    return [Bound(indices, weight.shape[0], "index out of range in self: {} in a table of {size} rows")]
+
+
+@op(aten.embedding, kind="movement", bounds=_rows)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     return weight[indices.astype(jnp.int32)]
 
@@ -52,7 +57,7 @@ def _bag_of(offsets, count):
     return jnp.cumsum(steps)[:count] - 1
 
 
-@op(aten._embedding_bag, aten._embedding_bag_forward_only, kind="reduce", out=True)
+@op(aten._embedding_bag, aten._embedding_bag_forward_only, kind="reduce", out=True, bounds=_rows)
 def embedding_bag(
     weight,
     indices,

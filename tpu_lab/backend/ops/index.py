@@ -5,9 +5,12 @@ Boolean masks never arrive: their sizes depend on the data, so the dispatcher tu
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 import torch
 
+from tpu_lab.backend.bounds import Bound
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -23,12 +26,16 @@ def _short(index):
     return index if index.dtype == jnp.bool_ else index.astype(jnp.int32)
 
 
-@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind="movement")
+def _each(x, indices, *_, **__):
+    return [Bound(i, n, dim=d, negative=True) for d, (i, n) in enumerate(zip(indices, x.shape)) if i is not None]
+
+
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind="movement", bounds=_each)
 def index(x, indices):
     return x[_place(indices)]
 
 
-@op(aten.index_put, aten._index_put_impl, aten._unsafe_index_put, kind="movement")
+@op(aten.index_put, aten._index_put_impl, aten._unsafe_index_put, kind="movement", bounds=_each)
 def index_put(x, indices, values, accumulate=False, unsafe=False):
     place, values = x.at[_place(indices)], values.astype(x.dtype)
     if accumulate and x.dtype == jnp.bool_:
@@ -42,32 +49,41 @@ def _along(x, dim, index):
     return x, (slice(None),) * (dim % x.ndim) + (index,)
 
 
-@op(aten.index_select, kind="movement")
+def _rows(x, dim, index, *_, **__):
+    dim = dim % max(len(x.shape), 1)
+    return [Bound(index, x.shape[dim] if x.shape else 1, "index out of range in self: {} for dimension {dim} with size {size}", dim)]
+
+
+def _rows_from_the_end(x, dim, index, *_, **__):
+    return [b._replace(negative=True) for b in _rows(x, dim, index)]
+
+
+@op(aten.index_select, kind="movement", bounds=_rows)
 def index_select(x, dim, index):
     rows, place = _along(x, dim, index)
     return rows[place].reshape(() if x.ndim == 0 else rows[place].shape)
 
 
-@op(aten.index_add, kind="movement")
+@op(aten.index_add, kind="movement", bounds=_rows)
 def index_add(x, dim, index, source, *, alpha=1):
     rows, place = _along(x, dim, index)
     source = jnp.asarray(source).astype(x.dtype) * jnp.asarray(alpha).astype(x.dtype)
     return rows.at[place].add(source.reshape(rows[place].shape)).reshape(x.shape)
 
 
-@op(aten.index_copy, kind="movement")
+@op(aten.index_copy, kind="movement", bounds=_rows)
 def index_copy(x, dim, index, source):
     rows, place = _along(x, dim, index)
     return rows.at[place].set(source.astype(x.dtype).reshape(rows[place].shape)).reshape(x.shape)
 
 
-@op(aten.index_fill, kind="movement")
+@op(aten.index_fill, kind="movement", bounds=_rows_from_the_end)
 def index_fill(x, dim, index, value):
     rows, place = _along(x, dim, index)
     return rows.at[place].set(jnp.asarray(value).astype(x.dtype)).reshape(x.shape)
 
 
-@op(aten.index_reduce, kind="movement")
+@op(aten.index_reduce, kind="movement", bounds=_rows)
 def index_reduce(x, dim, index, source, reduce, *, include_self=True):
     rows, place = _along(wide(x), dim, index)
     return reduced_into(rows, place, wide(source).astype(rows.dtype), reduce, include_self).reshape(x.shape)
@@ -96,12 +112,17 @@ def _limit(dtype, upper):
     return jnp.iinfo(dtype).max if upper else jnp.iinfo(dtype).min
 
 
-@op(aten.take, kind="movement")
+def _elements(x, index, *_, **__):
+    words = "out of range: tried to access index {} on a tensor of {size} elements"
+    return [Bound(index, math.prod(x.shape), words, negative=True)]
+
+
+@op(aten.take, kind="movement", bounds=_elements)
 def take(x, index):
     return x.reshape(-1)[_short(index)]
 
 
-@op(aten.put, kind="movement")
+@op(aten.put, kind="movement", bounds=_elements)
 def put(x, index, source, accumulate=False):
     place = x.reshape(-1).at[_short(index).reshape(-1)]
     source = source.reshape(-1)

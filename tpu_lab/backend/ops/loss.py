@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from tpu_lab.backend.bounds import Bound
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -41,7 +42,11 @@ def _picked_weights(x, target, weight, ignore_index):
     return target, kept, jnp.where(kept, w, 0)
 
 
-@op(aten.nll_loss_forward, aten.nll_loss2d_forward, kind="reduce")
+def _classes(x, target, weight=None, reduction=MEAN, ignore_index=-100):
+    return [Bound(target, x.shape[_class_axis(x)], "Target {} is out of bounds: there are {size} classes", ignore=ignore_index)]
+
+
+@op(aten.nll_loss_forward, aten.nll_loss2d_forward, kind="reduce", bounds=_classes)
 def nll_loss(x, target, weight, reduction, ignore_index):
     """(loss, total weight of the targets that count: 0 for a batch that is not reduced)."""
     x, axis = wide(x), _class_axis(x)
@@ -130,7 +135,11 @@ def soft_margin_loss_backward(grad, x, target, reduction):
 # Margins: x is [C] or [N, C]
 
 
-@op(aten.multi_margin_loss, kind="reduce")
+def _last_classes(x, target, *_, **__):
+    return [Bound(target, x.shape[-1], "Target {} is out of bounds: there are {size} classes")]
+
+
+@op(aten.multi_margin_loss, kind="reduce", bounds=_last_classes)
 def multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=MEAN):
     """Each sample: sum over wrong classes j of max(0, margin - x[target] + x[j]) ** p * weight[target] / C."""
     rows, shape = wide(x).reshape(-1, x.shape[-1]), target.shape

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from tpu_lab.backend.bounds import Bound
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.ops.index import reduced_into
 from tpu_lab.backend.registry import op
@@ -40,7 +41,12 @@ def _aligned(x, dim, index, src):
     return x, dim % x.ndim, index, jnp.broadcast_to(src, index.shape)
 
 
-@op(aten.gather, kind="movement")
+def _inside(x, dim, index, *_, **__):
+    dim = dim % max(len(x.shape), 1)
+    return [Bound(index, x.shape[dim] if x.shape else 1, dim=dim)]
+
+
+@op(aten.gather, kind="movement", bounds=_inside)
 def gather(x, dim, index, *, sparse_grad=False):
     if x.ndim == 0 or index.ndim == 0:
         return jnp.broadcast_to(x.reshape(-1)[index.reshape(-1).astype(jnp.int32)].reshape(index.shape), index.shape)
@@ -51,7 +57,7 @@ def gather(x, dim, index, *, sparse_grad=False):
     return jnp.take_along_axis(lines, index.astype(jnp.int32), dim)
 
 
-@op(aten.scatter.src, aten.scatter.value, kind="movement")
+@op(aten.scatter.src, aten.scatter.value, kind="movement", bounds=_inside)
 def scatter(x, dim, index, src):
     shape = x.shape
     if index.size == 0:
@@ -62,7 +68,7 @@ def scatter(x, dim, index, src):
     return x.at[_place(x.shape, dim, index)].set(src).reshape(shape)
 
 
-@op(aten.scatter_add, kind="movement")
+@op(aten.scatter_add, kind="movement", bounds=_inside)
 def scatter_add(x, dim, index, src):
     shape = x.shape
     if index.size == 0:
@@ -75,12 +81,12 @@ def scatter_add(x, dim, index, src):
     return x.at[_place(x.shape, dim, index)].add(src).reshape(shape)
 
 
-@op(aten.scatter.reduce, aten.scatter.value_reduce, kind="movement")
+@op(aten.scatter.reduce, aten.scatter.value_reduce, kind="movement", bounds=_inside)
 def scatter_with(x, dim, index, src, *, reduce):
     return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-@op(aten.scatter_reduce.two, kind="movement")
+@op(aten.scatter_reduce.two, kind="movement", bounds=_inside)
 def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
     shape = x.shape
     if index.size == 0:

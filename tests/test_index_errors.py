@@ -1,0 +1,199 @@
+"""An index out of range never gives a guess: debug raises at the op, strict and fused where the host waits next."""
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tpu_lab
+from tpu_lab.backend import bounds
+from tpu_lab.backend.state import mode_scope
+
+MODES = ("debug", "strict", "fused")
+
+
+def dev(values):
+    return torch.tensor(values).to("tpu")
+
+
+def table():
+    return torch.arange(12.0).reshape(4, 3).to("tpu")
+
+
+def put(x, index, **options):
+    return torch.ops.aten.index_put(x, [index], torch.ones((), device="tpu"), **options)
+
+
+CALLS = {  # name -> (the call with an index that is wrong, one that is right, words of the error)
+    "embedding": (lambda i: F.embedding(i, table()), [[1, 4]], [0, 3], "index out of range in self: 4 in a table of 4 rows"),
+    "embedding_bag": (lambda i: F.embedding_bag(i, table(), dev([0])), [0, 9], [3, 3], "index out of range in self: 9"),
+    "gather": (lambda i: table().gather(1, i), [[3]], [[2]], "index 3 is out of bounds for dimension 1 with size 3"),
+    "gather below": (lambda i: table().gather(0, i), [[-1]], [[0]], "index -1 is out of bounds for dimension 0"),
+    "index": (lambda i: table()[i], [4], [-4], "index 4 is out of bounds for dimension 0 with size 4"),
+    "index below": (lambda i: table()[:, i], [-4], [-3], "index -4 is out of bounds for dimension 1 with size 3"),
+    "index_put": (lambda i: put(table(), i), [7], [-1], "index 7 is out of bounds for dimension 0 with size 4"),
+    "index_put_": (lambda i: table().index_put_((i,), dev(1.0)), [7], [3], "index 7 is out of bounds"),
+    "accumulate": (lambda i: put(table(), i, accumulate=True), [7, 7], [1, 1], "index 7 is out of bounds"),
+    "scatter": (lambda i: table().scatter(0, i, 1.0), [[4]], [[3]], "index 4 is out of bounds for dimension 0 with size 4"),
+    "scatter_": (lambda i: table().scatter_(1, i, table()), [[0, 3]], [[0, 2]], "index 3 is out of bounds for dimension 1"),
+    "scatter_add": (lambda i: table().scatter_add(0, i, table()), [[4]], [[3]], "index 4 is out of bounds"),
+    "scatter_reduce": (lambda i: table().scatter_reduce(0, i, table(), "amax"), [[4]], [[0]], "index 4 is out of bounds"),
+    "index_select": (lambda i: table().index_select(1, i), [3], [2], "index out of range in self: 3 for dimension 1"),
+    "index_add": (lambda i: table().index_add(0, i, table()[:1]), [4], [3], "index out of range in self: 4"),
+    "index_copy": (lambda i: table().index_copy(0, i, table()[:1]), [-1], [3], "index out of range in self: -1"),
+    "index_fill": (lambda i: table().index_fill(0, i, 0.0), [4], [-4], "index out of range in self: 4"),
+    "take": (lambda i: table().take(i), [12], [-12], "tried to access index 12 on a tensor of 12 elements"),
+    "put": (lambda i: table().put(i, dev([1.0])), [12], [11], "tried to access index 12"),
+    "nll_loss": (lambda i: F.nll_loss(table(), i), [0, 0, 0, 3], [0, 1, 2, -100], "Target 3 is out of bounds"),
+    "cross_entropy": (lambda i: F.cross_entropy(table(), i), [0, 0, -1, 0], [0, 1, -100, 2], "Target -1 is out of bounds"),
+    "2d": (lambda i: F.nll_loss(table()[None, :, None], i), [[[0, 4, 0]]], [[[0, 3, -100]]], "Target 4 is out of bounds"),
+    "margin": (lambda i: F.multi_margin_loss(table(), i), [0, 0, 3, 0], [0, 1, 2, 0], "Target 3 is out of bounds"),
+}  # fmt: skip
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    bounds._unread.clear()
+    with mode_scope(request.param):
+        yield request.param
+    bounds._unread.clear()
+
+
+FUSED = (
+    "embedding",
+    "index",
+    "index_put_",
+    "scatter_add",
+    "take",
+    "cross_entropy",
+)  # one of each kind: compiles are slow
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [(n, m) for n in CALLS for m in MODES if m != "fused" or n in FUSED], indirect=["mode"]
+)
+def test_each_op_tells_and_lets_the_right_ones_pass(name, mode):
+    fn, wrong, right, words = CALLS[name]
+    fn(dev(right)).cpu()
+    out = None
+    with pytest.raises(IndexError) as caught:
+        out = fn(dev(wrong))
+        out.cpu()
+    assert words in str(caught.value)
+    assert (out is None) == (mode == "debug")  # at the op, or at the wait
+    assert dev(1.0).item() == 1.0  # told once
+
+
+def test_the_line_is_that_of_the_op_not_of_the_wait(mode):
+    if mode == "debug":
+        with pytest.raises(
+            IndexError, match=r"aten.embedding at .*test_index_errors.py:\d+: F.embedding\(dev\(\[5\]\), table\(\)\)"
+        ):
+            F.embedding(dev([5]), table())
+        return
+    bad = F.embedding(dev([5]), table())
+    worse = bad.sum() * 2
+    with pytest.raises(IndexError, match=r"aten.embedding at .*: bad = F.embedding"):
+        worse.item()
+
+
+@pytest.mark.parametrize("wait", ["item", "cpu", "synchronize", "print", "bool", "accelerator"])
+def test_every_wait_looks(wait, mode):
+    if mode == "debug":
+        return
+    out = table().take(dev([99]))
+    with pytest.raises(IndexError, match="index 99"):
+        {
+            "item": lambda: out.item(),
+            "cpu": lambda: out.cpu(),
+            "synchronize": torch.tpu.synchronize,
+            "print": lambda: repr(out),
+            "bool": lambda: bool(out > 1),
+            "accelerator": torch.accelerator.synchronize,
+        }[wait]()
+
+
+def test_it_is_both_of_pytorchs_kinds():
+    with pytest.raises(RuntimeError), mode_scope("debug"):
+        table().gather(0, dev([[9]]))
+
+
+def test_the_first_wrong_op_of_a_graph_is_named():
+    with mode_scope("fused"):
+        a = table()[dev([1])]
+        b = table().index_select(0, dev([17]))
+        c = table()[dev([33])]
+        with pytest.raises(IndexError, match="17"):
+            (a + b + c).cpu()
+
+
+def test_a_result_that_nobody_holds_is_not_silent():
+    with mode_scope("strict"):
+        table()[dev([50])]
+        gc.collect()
+        with pytest.raises(IndexError, match="index 50"):
+            torch.tpu.synchronize()
+
+
+def test_compiled_graphs_name_the_line_in_the_graph():
+    @torch.compile(backend="tpu")
+    def f(w, i):
+        x = w * 2
+        return F.embedding(i, x).sum()  # the op
+
+    assert f(table(), dev([1])).item() == 24
+    with pytest.raises(IndexError, match=r"(?s)index out of range in self: 8.*aten.embedding at .*# the op"):
+        f(table(), dev([8])).item()
+    w = table().requires_grad_()
+    f(w, dev([3])).backward()
+    assert w.grad.sum().item() == 6
+
+
+def test_inside_a_branch_of_a_compiled_graph_it_still_runs():
+    @torch.compile(backend="tpu")
+    def f(x, i):
+        return torch.cond(x.sum() > 0, lambda x, i: x[i].sum(), lambda x, i: x.sum(), (x, i))
+
+    assert f(table(), dev([1])).item() == 12
+
+
+def test_backward_of_an_indexed_table_is_as_always(mode):
+    w = table().detach().requires_grad_()
+    loss = w[dev([0, 0, -1])].sum() + F.embedding(dev([2]), w).sum()
+    loss.backward()
+    assert w.grad.cpu().tolist() == [[2.0] * 3, [0.0] * 3, [1.0] * 3, [1.0] * 3]
+
+
+def test_no_launch_more_and_no_wait():
+    with mode_scope("fused"):
+        for _ in range(2):
+            with tpu_lab.profile() as p:
+                (table()[dev([1])] + 1).sum().item()
+        assert [r.reason for r in p.trace.launches] == ["item"]
+    with mode_scope("strict"):
+        with tpu_lab.profile() as p:
+            out = F.embedding(dev([1]), table())
+        launched = [p.trace.ops[i].name for r in p.trace.launches for i in r.ops]
+        assert launched.count("aten.embedding.default") == 1 and len(p.trace.launches) == len(launched)
+        assert {w.what for w in p.trace.waits} == {"to tpu"}
+        assert out.shape == (1, 3)
+
+
+def test_what_is_unread_stays_bounded():
+    bounds._unread.clear()
+    x, i = table(), dev([1])
+    with mode_scope("strict"):
+        for _ in range(2 * bounds.LIMIT + 5):
+            x.take(i)
+    assert len(bounds._unread) <= bounds.LIMIT + 1
+    torch.tpu.synchronize()
+    assert not bounds._unread
+
+
+def test_empty_indices_and_one_hot_are_right():
+    empty = torch.zeros(0, dtype=torch.int64, device="tpu")
+    assert table()[empty].cpu().shape == (0, 3) and F.embedding(empty, table()).cpu().shape == (0, 3)
+    assert F.one_hot(dev([0, 2]), 3).cpu().tolist() == [[1, 0, 0], [0, 0, 1]]
+    with pytest.raises(RuntimeError):
+        F.one_hot(dev([0, 3]), 3).cpu()
