@@ -157,7 +157,10 @@ def call(record: Record, args, kwargs):
             else:
                 ints.extend(rng.from_generator(kwargs.get("generator")))
         if state.thread.tracing is not None:
-            out = sig.fn([executor.traced(c) for c in cells], floats, ints)
+            values = [executor.traced(c) for c in cells]
+            out = sig.fn(values, floats, ints)
+            if sig.bounds is not None:
+                state.thread.tracing.check(sig, values)
         else:
             if start:
                 recorder.begin(record, sig, start)

@@ -13,7 +13,7 @@ import jax
 import torch
 from torch.fx import Node
 
-from tpu_lab.backend import dispatch, dtypes, registry, storage
+from tpu_lab.backend import dispatch, dtypes, registry, state, storage
 
 _aten = torch.ops.aten
 _SIZES = {
@@ -64,6 +64,8 @@ def execute(module: torch.fx.GraphModule, inputs: list) -> list:
             return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         else:
             args, kwargs = fill(node.args), fill(node.kwargs)
+            if state.thread.tracing is not None:
+                state.thread.tracing.node = index
             with jax.named_scope(f"{index}:{name_of(node.target)}") if is_op(node) else _NOTHING:
                 values[node] = _call(node, args, kwargs)
             index += is_op(node)
