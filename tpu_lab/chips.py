@@ -171,14 +171,14 @@ def _measure_bandwidth(seconds: float = 0.5) -> float:
     n = _array_bytes() // 4
     cpu = jax.devices("cpu")[0]
     triad = jax.jit(lambda a, b, c: a + 3.0 * b, donate_argnums=2)
-    a, b, c = (jax.device_put(jnp.full((n,), v, jnp.float32), cpu) for v in (1.0, 2.0, 0.0))
+    a, b, *c = (jax.device_put(jnp.full((n,), v, jnp.float32), cpu) for v in (1.0, 2.0, 0.0))
 
     def xla():
-        nonlocal c
-        c = triad(a, b, c).block_until_ready()
+        c[0] = triad(a, b, c[0]).block_until_ready()
 
     best = _best(xla, 12 * n, seconds / 2)
-    del a, b, c
+    c.clear()
+    a = b = None
     x, y, z = torch.ones(n), torch.ones(n), torch.empty(n)
     return max(best, _best(lambda: torch.add(x, y, alpha=3.0, out=z), 12 * n, seconds / 2))
 

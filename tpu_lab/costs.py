@@ -62,6 +62,7 @@ class Cost:
     ns: float
     flops: float
     bytes: float
+    at: tuple[int, ...] = ()  # positions of its ops in `trace.ops`, over all averaged steps
 
 
 def by_line(m: Metrics) -> list[Cost]:
@@ -101,6 +102,7 @@ def by_line(m: Metrics) -> list[Cost]:
                 sum(m.ops_time[i] for i in members) / m.n,
                 sum(op.flops for op in ops) / m.n,
                 sum(op.bytes for op in ops) / m.n,
+                tuple(members),
             )
         )
     bare: dict[tuple, list] = {}

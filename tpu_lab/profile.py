@@ -24,7 +24,7 @@ from tpu_lab import trace as _trace
 from tpu_lab.trace import Trace
 
 MODES = ("fused", "strict", "debug")
-VIEWS = ("summary", "ops", "cache")
+VIEWS = ("summary", "ops", "cache", "roofline")
 
 
 class Profile:
@@ -106,6 +106,11 @@ class Profile:
         """What a terminal shows, without colours."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"{self}\n")
+
+    @functools.cached_property
+    def roofline(self):
+        """FLOPs per byte of each cost, under this machine's measured roofs or the chip's published ones."""
+        return self.view("roofline")
 
     def to_html(self, path) -> None:
         """One file: works offline, holds no script."""

@@ -151,7 +151,7 @@ def _info(node: Node) -> OpInfo:
 
 def _kind(target) -> str:
     if target._schema.name.split("::")[1] in VIEWS:
-        return "movement"
+        return "view"  # inside a program it is free, or part of what reads it
     return dispatch.record_of(target).kind
 
 
