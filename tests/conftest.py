@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 # Before anything imports torch, jax or marimo; child processes inherit it.
 _home = Path(tempfile.mkdtemp(prefix="tpu-lab-tests-"))
@@ -22,6 +23,13 @@ for _name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_H
 for _name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR"):
     os.environ[_name] = str(_home / _name.lower())
 os.environ["MPLBACKEND"] = "Agg"
+
+# Random tests draw the same examples each time; HYPOTHESIS_PROFILE=search draws others, and many more.
+_rest = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # compiling takes what it takes
+_rest["phases"] = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # the shortest program explains itself
+settings.register_profile("same", max_examples=100, derandomize=True, database=None, **_rest)
+settings.register_profile("search", max_examples=3000, print_blob=True, **_rest)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -1,13 +1,14 @@
-"""Random little programs over tensors that share memory: how to draw one, run it on a device, and compare.
+"""Random little programs over tensors that share memory: a Hypothesis strategy, how to run one, and how to compare.
 
-A program is a list of Python lines over names t0, t1, ...; a failing test prints it. It is drawn while it runs on the
-CPU, so that most lines are valid; those that are not must fail alike on both devices.
+A program is a list of Python lines over names t0, t1, ...; a failing test prints the shortest that Hypothesis finds. It
+is written while it runs on the CPU, so that most lines are valid; those that are not must fail alike on both devices.
 """
 
-import random
 import warnings
+from typing import NamedTuple
 
 import torch
+from hypothesis import strategies as st
 
 START = [
     "t0 = torch.arange(6.).to(dev)",
@@ -190,40 +191,71 @@ def reshapes(t) -> list[str]:
 READS = ["{x}.sum().item()", "{x}.cpu()", "str({x})", "bool(({x} == {x}).all())", "{x}.tolist()"]
 
 
-def draw(seed: int, length: int = 12) -> list[str]:
-    """The program of this seed: START and `length` more lines."""
-    rng = random.Random(seed)
+class Choice(NamedTuple):
+    """One line to be: its kind, and which tensor, which statement, which other tensor, each counted round and round.
+
+    So any list of choices is a program, and without some of them it is a shorter one: Hypothesis can shrink it.
+    """
+
+    kind: str
+    tensor: int
+    statement: int
+    other: int
+
+
+def line_of(choice: Choice, env: dict, number: int) -> str | None:
+    """The line that a choice means where `env` is what the program has made so far; None if it means nothing there."""
+    alive = names(env)
+    x = pick(alive, choice.tensor)
+    t = env[x]
+    if choice.kind in ("view", "new"):
+        if len(alive) == LIMIT:
+            return None
+        line = f"t{number} = {pick(views(t) if choice.kind == 'view' else NEW, choice.statement)}"
+    elif choice.kind == "shape":
+        line = pick(reshapes(t), choice.statement)
+    elif choice.kind == "read":
+        line = pick(READS, choice.statement)
+    elif choice.kind == "del":
+        if len(alive) <= 3:
+            return None
+        line = "del {x}"
+    elif choice.kind == "write" and not overlapping(t):
+        line = pick(writes(t), choice.statement)
+    else:
+        return None
+    others = [n for n in alive if not undefined(t, env[n])]
+    fits = [n for n in others if _broadcasts(env[n], t) and env[n].dtype == t.dtype]
+    return line.replace("{x}", x).replace("{y}", pick(fits if fits and choice.other % 10 else others, choice.other // 10))
+
+
+def pick(options: list, number: int):
+    """One of them."""
+    return options[number % len(options)]
+
+
+def write(choices) -> list[str]:
+    """The program of these choices: START, and a line for each that means one."""
     env, program = environment("cpu"), list(START)
     for line in START:
         step(line, env)
-    while len(program) < length + len(START):
-        alive = names(env)
-        x = rng.choice(alive)
-        t = env[x]
-        kind = rng.choice(KINDS)
-        if kind in ("view", "new") and len(alive) < LIMIT:
-            line = f"t{len(program)} = {rng.choice(views(t) if kind == 'view' else NEW)}"
-        elif kind == "shape":
-            line = rng.choice(reshapes(t))
-        elif kind == "read":
-            line = rng.choice(READS)
-        elif kind == "del" and len(alive) > 3:
-            line = "del {x}"
-        elif kind == "write" and not overlapping(t):
-            line = rng.choice(writes(t))
-        else:
-            continue
-        line = line.replace("{x}", x)
-        if "{y}" in line:
-            alive = [n for n in alive if not undefined(t, env[n])]
-            fits = [n for n in alive if _broadcasts(env[n], t) and env[n].dtype == t.dtype]
-            line = line.replace("{y}", rng.choice(fits if fits and rng.random() < 0.9 else alive))
-        step(line, env)
-        program.append(line)
+    for choice in choices:
+        line = line_of(choice, env, len(program))
+        if line is not None:
+            step(line, env)
+            program.append(line)
     return program
 
 
-KINDS = ("view",) * 4 + ("write",) * 5 + ("new", "shape", "read", "del")
+KINDS = ("nothing", *("view",) * 4, *("write",) * 5, "new", "shape", "read", "del")  # the first is what others shrink to
+NUMBERS = st.integers(0, 9999)
+CHOICES = st.builds(Choice, st.sampled_from(KINDS), NUMBERS, NUMBERS, NUMBERS)
+
+
+@st.composite
+def programs(draw) -> list[str]:
+    """A program of up to 24 lines after START."""
+    return write(draw(st.lists(CHOICES, min_size=8, max_size=24)))
 
 
 def _broadcasts(small, big) -> bool:
@@ -231,12 +263,3 @@ def _broadcasts(small, big) -> bool:
         return torch.broadcast_shapes(small.shape, big.shape) == big.shape
     except RuntimeError:
         return False
-
-
-def shortest(program, device: str = "tpu") -> list[str]:
-    """The program without each line that the failure does not need."""
-    for number in reversed(range(len(program))):
-        less = program[:number] + program[number + 1 :]
-        if difference(less, device) is not None:
-            program = less
-    return program

@@ -52,12 +52,12 @@ def base(shape: tuple[int, ...], dtype: torch.dtype) -> Base:
 def memory_order(size, stride) -> tuple[int, ...] | None:
     """The permutation that makes a dense tensor C-contiguous, or None if it has gaps or overlaps.
 
-    (2, 3, 4, 4) with channels_last strides -> (0, 2, 3, 1).
+    (2, 3, 4, 4) with channels_last strides -> (0, 2, 3, 1). The stride of a dimension of size 0 or 1 says nothing.
     """
-    order = tuple(sorted(range(len(size)), key=lambda d: (-stride[d], size[d] == 1, d)))
+    order = tuple(sorted(range(len(size)), key=lambda d: (-stride[d], size[d] < 2, d)))
     expected = 1
     for d in reversed(order):
-        if size[d] == 1:
+        if size[d] < 2:
             continue
         if stride[d] != expected:
             return None
