@@ -32,6 +32,7 @@ LIMIT = 300.0  # seconds a compile may take; deep=True often needs them
 SETTLED = 0.5  # seconds the dump must stay as it is
 _FORMAT = 1  # of what is stored
 _HLO, _BUFFERS = "*.after_optimizations_after_buffer_assignment.txt", "*.after_optimizations-buffer-assignment.txt"
+_REFUSED = "*.after_optimizations.txt"  # what there is of a program that does not fit
 _CHILD = Path(__file__).with_name("aot_child.py")
 MISSING = (
     'the TPU compiler is not installed: pip install "tpu-lab[tpu]" brings jax[tpu] with its libtpu '
@@ -45,7 +46,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What XLA:TPU says of one program. hlo, buffers: its texts; "" when the program does not fit."""
+    """What XLA:TPU says of one program. hlo, buffers: its texts, also of one that does not fit ("" if it left none)."""
 
     hlo: str
     buffers: str
@@ -139,8 +140,7 @@ def _ended(folder: Path, code: int, deep: bool, target: Target) -> tuple[str, st
     if failed.is_file():
         why = json.loads(failed.read_text(encoding="utf-8"))
         if "RESOURCE_EXHAUSTED" in why["message"]:
-            hlo, buffers = _texts(folder / "dump") if _dumped(folder / "dump") else ("", "")
-            return hlo, buffers, "", why["message"]
+            return (*_texts(folder / "dump", _REFUSED), "", why["message"])
         raise CompileError(_words(why["kind"], why["message"], target))
     if code == 0 and _dumped(folder / "dump") is not None:
         done = folder / "deep.txt"
@@ -196,11 +196,11 @@ def _dumped(dump: Path) -> tuple | None:
         return None
 
 
-def _texts(dump: Path) -> tuple[str, str]:
-    """The largest module's texts: a program may bring small helper modules along."""
-    hlo = max(dump.glob(_HLO), key=lambda f: f.stat().st_size)
-    buffers = max(dump.glob(_BUFFERS), key=lambda f: f.stat().st_size)
-    return hlo.read_text(encoding="utf-8", errors="replace"), buffers.read_text(encoding="utf-8", errors="replace")
+def _texts(dump: Path, hlo: str = _HLO) -> tuple[str, str]:
+    """(HLO, buffer assignment) of the largest module: a program may bring small ones along. "" for what is not there."""
+    found = [max(dump.glob(p), key=lambda f: f.stat().st_size, default=None) for p in (hlo, _BUFFERS)]
+    one, other = (f.read_text(encoding="utf-8", errors="replace") if f else "" for f in found)
+    return one, other
 
 
 def _stored(key: str) -> Answer | None:

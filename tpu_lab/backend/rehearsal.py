@@ -40,6 +40,12 @@ class Shadow:
     def is_deleted(self) -> bool:
         return False
 
+    def is_ready(self) -> bool:
+        return True
+
+    def block_until_ready(self) -> Shadow:
+        return self
+
     def __array__(self, *args, **kwargs):
         site = where.site()
         what = trace.REASONS.get(executor._waiting[0], "its value is read") if executor._waiting else "its value is read"

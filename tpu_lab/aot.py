@@ -1,0 +1,227 @@
+"""The TPU compiler's view without a TPU: `tpu_lab.compile_for(fn, *args, chip="v6e")` and `Profile.on("v6e")`.
+
+The programs are those that the same code launches: recorded by a profile, or by a rehearsal in which nothing runs, so a
+model for a large chip needs neither its memory nor its time here. They are lowered for "tpu" and given to XLA:TPU in a
+child process (aot_compiler.py); whose bytes are where is worked out in placement.py.
+
+What it may say: what XLA:TPU, version X, compiled for a chip; layouts, placement, fits or not; a roofline bound. A
+step time nobody measured, so none is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tpu_lab import aot_compiler
+from tpu_lab.aot_compiler import Answer, CompileError
+from tpu_lab.placement import Placed
+from tpu_lab.targets import Target, target
+from tpu_lab.trace import LaunchRecord, OpRecord, Trace
+
+MOST = 12  # programs of one step: more is an eager run, op by op
+__all__ = ["CompileError", "Compiled", "Part", "compile_for", "on"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program of a step, as XLA:TPU compiled it. placed: None when the compiler left no text of it."""
+
+    launch: LaunchRecord
+    ops: tuple[OpRecord | None, ...]
+    times: int  # launches of it in the step
+    answer: Answer
+    placed: Placed | None
+
+
+class Compiled:
+    """A step as XLA:TPU compiles it for a chip. Alone on a cell's last line it shows its view.
+
+    parts: its programs in order. trace: the records of the ops. `hlo` is the largest program's text, `rows` the
+    buffers as a DataFrame, `fusions` the groups on the source's lines.
+    """
+
+    def __init__(self, trace: Trace, goal: Target, parts: tuple[Part, ...]) -> None:
+        self.trace, self.target, self.parts = trace, goal, parts
+
+    @property
+    def main(self) -> Part:
+        """The program that needs the most memory."""
+        return max(self.parts, key=lambda p: p.placed.hbm if p.placed else 1 << 62)
+
+    @property
+    def hlo(self) -> str:
+        """The optimised TPU HLO of the largest program: after fusion, layout and buffer assignment."""
+        return self.main.answer.hlo
+
+    @property
+    def fits(self) -> bool:
+        """Did the compiler find room for all programs?"""
+        return not any(p.answer.refused for p in self.parts)
+
+    @property
+    def hbm(self) -> int:
+        """Bytes of HBM that the largest program needs."""
+        return max((p.placed.hbm for p in self.parts if p.placed), default=0)
+
+    @property
+    def vmem(self) -> int:
+        """Bytes of VMEM that the largest program needs at most."""
+        return max((p.placed.vmem for p in self.parts if p.placed), default=0)
+
+    @property
+    def bound_ns(self) -> float:
+        """No step is faster: HBM bytes and matmul FLOPs of each program at the chip's published peaks."""
+        return sum(p.times * max(p.placed.bound_ns) for p in self.parts if p.placed)
+
+    @functools.cached_property
+    def view(self):
+        """The view that it shows itself as."""
+        from tpu_lab.viz import v6e
+
+        return v6e.draw(self)
+
+    @property
+    def rows(self):
+        """All buffers as a pandas DataFrame, largest first."""
+        return self.view.rows
+
+    @functools.cached_property
+    def groups(self):
+        """The fusion groups of all programs (tpu_lab.fusions.Group), timing "bound"; with deep=True "estimated"."""
+        from tpu_lab import fusion_bounds
+
+        return fusion_bounds.groups(self)
+
+    def __getattr__(self, name: str):
+        if name.startswith("_") or name not in ("text", "lines", "html", "title", "finding", "body"):
+            raise AttributeError(f"Compiled has no {name!r}: it has view, rows, parts, hlo, fits, hbm, vmem, bound_ns, groups")
+        return getattr(self.view, name)
+
+    def __repr__(self) -> str:
+        return repr(self.view)
+
+    def __str__(self) -> str:
+        return str(self.view)
+
+    def _repr_html_(self) -> str:
+        return self.view.html
+
+    def _mime_(self) -> tuple[str, str]:
+        return self.view._mime_()
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return self.view._repr_mimebundle_(include, exclude)
+
+
+def compile_for(
+    fn: Callable, *args, chip: str = "v6e", deep: bool = False, limit: float | None = None, name: str | None = None, **kwargs
+) -> Compiled:  # fmt: skip
+    """What XLA:TPU makes of `fn(*args, **kwargs)`, a training step or a forward pass on "tpu". Nothing runs on any device.
+
+    chip: v4, v5e, v5p, v6e, v7x, or a slice such as "v6e:2x4". deep: go on to machine code, for the compiler's own
+    estimate of each fusion (slow). limit: seconds a program may take. name: what the report calls it.
+
+    fn is called twice with tensors that have shapes and no values, and the second call is compiled: in the first an
+    optimizer makes its state. Parameters, gradients and optimizer state are afterwards what they were before. Reading a
+    value inside fn (`loss.item()`, print) raises. A model too big for this machine is made without memory:
+    `with torch.device("meta"): model = Model()`, then `model.to_empty(device="tpu")`.
+
+    ValueError for an unknown chip; CompileError when there is no answer. A program that does not fit is an answer.
+    """
+    from tpu_lab.backend import rehearsal
+    from tpu_lab.kept import kept
+    from tpu_lab.profile import _describe, _where
+
+    goal = target(chip)
+    aot_compiler.versions()
+    if not callable(fn):
+        raise TypeError(f"compile_for(fn, *args) needs a function to call, not a {type(fn).__name__}")
+    with kept(fn, args, kwargs), rehearsal.rehearse() as trace:
+        trace.meta.update({**_describe(), **_where(None, fn), "mode": "fused"})
+        fn(*args, **kwargs)
+        _flush()
+        first = len(trace.launches)
+        value = fn(*args, **kwargs)  # held until its program is recorded
+        _flush()
+        del value
+    if name:
+        trace.meta["name"] = name
+    launches = trace.launches[first:] or trace.launches
+    if not launches:
+        raise ValueError(
+            "no op of the function reached device 'tpu': move the model and its inputs there first, model.to('tpu')"
+        )
+    return _compile(trace, launches, goal, deep, limit)
+
+
+def on(profile, chip: str = "v6e", deep: bool = False, limit: float | None = None) -> Compiled:
+    """What XLA:TPU makes of the programs that a profile's typical step launched; see `compile_for`."""
+    goal = target(chip)
+    aot_compiler.versions()
+    m = profile.metrics
+    launches = m.launches_in(m.span) or list(profile.trace.launches)
+    if not launches:
+        raise ValueError("the profile has no launch: nothing ran on 'tpu' in it")
+    return _compile(profile.trace, launches, goal, deep, limit)
+
+
+def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | None) -> Compiled:
+    by_index = {op.index: op for op in trace.ops}
+    times: dict[str, int] = {}
+    first: dict[str, LaunchRecord] = {}
+    for launch in launches:
+        times[launch.key] = times.get(launch.key, 0) + 1
+        first.setdefault(launch.key, launch)
+    first = _worth(trace, first)
+    if len(first) > MOST:
+        modes = ", ".join(sorted({r.mode for r in first.values()}))
+        raise ValueError(
+            f"the step runs {len(first)} different programs ({modes} mode): record it in fused mode, "
+            'tpu_lab.profile(step, mode="fused"), then it is one or a few'
+        )
+    parts = []
+    for key, launch in first.items():
+        program = trace.programs.get(key)
+        if program is None or not hasattr(program, "lower"):
+            raise ValueError("the profile was read from a file: its programs are not there any more, record it again")
+        ops = tuple(by_index.get(i) for i in launch.ops)
+        answer = aot_compiler.ask(_bytecode(program), goal, _options(program), deep, limit)
+        placed = None
+        if answer.hlo and answer.buffers:
+            leaves = [name for name, _ in program.view.leaves]
+            placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops, leaves)
+        parts.append(Part(launch, ops, times[key], answer, placed))
+    return Compiled(trace, goal, tuple(parts))
+
+
+def _worth(trace: Trace, first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:
+    """Without the programs of a few scalars that surround a step, if there is a real one."""
+    big = {k: r for k, r in first.items() if r.flops or len(r.ops) > 8}
+    return big or first
+
+
+def _bytecode(program) -> bytes:
+    """StableHLO for a TPU as MLIR bytecode. Its locations carry the scopes of the ops, and no Python lines: these would
+    make a new program of an old one when a line above it is added."""
+    from jax._src import config
+
+    buffer = io.BytesIO()
+    with config.traceback_in_locations_limit(0):
+        module = program.lower("tpu").compiler_ir("stablehlo")
+    module.operation.write_bytecode(file=buffer)
+    return buffer.getvalue()
+
+
+def _options(program) -> dict:
+    """The XLA options of the program, those that a user asked for."""
+    return {k: v for k, v in dict(getattr(program.view, "options", ())).items() if str(k).startswith("xla_")}
+
+
+def _flush() -> None:
+    from tpu_lab.backend import executor
+
+    executor.flush("synchronize")
+
