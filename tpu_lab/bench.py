@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from tpu_lab import trace
 from tpu_lab.backend import executor, state
 from tpu_lab.models import mingpt
 
@@ -65,6 +66,43 @@ def small_ops(repeats: int = 200) -> dict[str, float]:
     return out
 
 
+def recording(windows: int = 200, each: int = 20) -> dict[str, float]:
+    """Seconds that recording adds to one 8 x 8 addition, with and without the user's line.
+
+    The best of many short windows of `each` ops, taking turns: what a quiet machine would show, as noise only adds. In
+    strict mode each op has a launch record, too.
+    """
+    x, y = torch.randn(8, 8).to("tpu"), torch.randn(8, 8).to("tpu")
+    kept: list[torch.Tensor] = []
+
+    def window(lines: bool | None) -> float:
+        kept.clear()
+        executor.flush("synchronize")
+        if lines is not None:
+            trace.start(lines=lines)
+        try:
+            x + y  # the first launch of a trace looks at all arrays that there are
+            start = time.perf_counter()
+            for _ in range(each):
+                kept.append(x + y)
+            return (time.perf_counter() - start) / each
+        finally:
+            if lines is not None:
+                trace.stop()
+
+    out = {}
+    for word, mode in (("fused", MODES.DEFER_AND_FUSE), ("strict", MODES.DEFER_NEVER)):
+        with torch.no_grad(), state.mode_scope(mode):
+            best = {lines: float("inf") for lines in (None, False, True)}
+            for _ in range(windows):
+                for lines in best:
+                    best[lines] = min(best[lines], window(lines))
+            kept.clear()
+            executor.flush("synchronize")
+        out |= {f"{word}, no lines": best[False] - best[None], f"{word}, with lines": best[True] - best[None]}
+    return out
+
+
 def step(device: str, mode: str, config: mingpt.Config, batch: int) -> Callable[[], float]:
     """A function that runs one training step and gives its loss, so that the device has finished."""
     torch.manual_seed(0)
@@ -96,7 +134,7 @@ def training(repeats: int = 10) -> dict[str, float]:
 
 
 def report() -> str:
-    """Both tables as text."""
+    """The tables as text."""
     lines = [f"torch {torch.__version__}, jax {jax.__version__}, {jax.default_backend()}, medians"]
     for title, unit, scale, figures in (
         ("add, f32[8,8]", "µs", 1e6, small_ops()),
@@ -105,4 +143,6 @@ def report() -> str:
         native = figures["native CPU"]
         lines += ["", f"{title:<36}{unit:>8}   × native"]
         lines += [f"  {name:<34}{s * scale:>8.3g}{s / native:>11.3g}" for name, s in figures.items()]
+    lines += ["", f"{'recording adds to one op, at best':<36}{'µs':>8}"]
+    lines += [f"  {name:<34}{s * 1e6:>8.3g}" for name, s in recording().items()]
     return "\n".join(lines)

@@ -169,8 +169,11 @@ class Profile:
 class _Profiler:
     """What `profile(...)` gives without a function: a context manager and a decorator with the same options."""
 
-    def __init__(self, steps: int, warmup: int, mode: str | None, limit: int, name: str | None, options: dict) -> None:
-        self._steps, self._warmup, self._mode, self._limit, self._name = steps, warmup, mode, limit, name
+    def __init__(
+        self, steps: int, warmup: int, mode: str | None, limit: int, lines: bool, name: str | None, options: dict
+    ) -> None:
+        self._steps, self._warmup, self._mode, self._name = steps, warmup, mode, name
+        self._limit, self._lines = limit, lines
         self._options = options
         self.where: dict | None = None  # file, line, end_line for the report, when the caller knows better
         self._stack: contextlib.ExitStack | None = None
@@ -202,7 +205,7 @@ class _Profiler:
         @functools.wraps(fn)
         def profiled(*args, **kwargs):
             profiler = _Profiler(
-                self._steps, self._warmup, self._mode, self._limit, self._name or fn.__name__, self._options
+                self._steps, self._warmup, self._mode, self._limit, self._lines, self._name or fn.__name__, self._options
             )
             profiled.profile = profiler.run(fn, args, kwargs, keep=profiled)  # type: ignore[attr-defined]
             return profiled.profile.value  # type: ignore[attr-defined]
@@ -242,7 +245,7 @@ class _Profiler:
             meta = {**_describe(), "recording": True, **(self.where or _where(frame, fn))}
             if self._name:
                 meta["name"] = self._name
-            profile.trace = _trace.start(self._limit)
+            profile.trace = _trace.start(self._limit, self._lines)
             profile.trace.meta.update(meta, cpu=[])
             stack.enter_context(_step_marks(profile.trace))
             stack.enter_context(_quick_switch())
@@ -254,7 +257,7 @@ class _Profiler:
         """Stop recording, wait for the last device times, restore the mode: whatever happened before, or happens here."""
         assert self._stack is not None and self._profile is not None
         trace = self._profile.trace
-        if error is None and trace.meta.get("unlaunched"):  # the block's own deferred work belongs to the block
+        if error is None and trace.unlaunched:  # the block's own deferred work belongs to the block
             with contextlib.suppress(Exception):  # its error belongs to whoever reads the value
                 _hook("executor", "flush")("synchronize")
         trace.marks.append(("block end", time.perf_counter_ns()))
@@ -285,6 +288,7 @@ def profile(
     peak_flops: float | None = None,
     name: str | None = None,
     limit: int = 200_000,
+    lines: bool = True,
     **kwargs,
 ):
     """Record what runs on "tpu": `with profile() as p:`, `@profile()`, or `p = profile(fn, *args, **kwargs)`.
@@ -293,13 +297,14 @@ def profile(
     mode: "fused", "strict" or "debug" inside; None leaves the mode as it is.
     flops: model FLOPs a step, when you know better than the sum of the matmuls. peak_flops: FLOP/s that MFU divides by.
     name: what the report calls the model. limit: records kept of each kind; more are counted as dropped.
+    lines: look for the user's line behind each op; False makes recording cheaper, and views by line say less.
     Returns a Profile (call form), or what gives one. RuntimeError when a profile is already active.
     """
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode={mode!r}: choose one of {', '.join(MODES)}")
     if steps < 1 or warmup < 0:
         raise ValueError(f"steps={steps}, warmup={warmup}: at least one step and no negative warm-up")
-    profiler = _Profiler(steps, warmup, mode, limit, name, {"flops": flops, "peak_flops": peak_flops})
+    profiler = _Profiler(steps, warmup, mode, limit, lines, name, {"flops": flops, "peak_flops": peak_flops})
     if fn is None:
         if kwargs:
             raise TypeError(f"tpu_lab.profile() has no option {next(iter(kwargs))!r}")

@@ -30,9 +30,9 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make it seven times as slow to write, and only the recorder writes
 class OpRecord:
-    """One ATen call that reached the device."""
+    """One ATen call that reached the device. Nobody but the recorder changes it."""
 
     index: int  # program order, from 0
     name: str  # "aten.add.Tensor"
@@ -53,11 +53,12 @@ class OpRecord:
     record_ns: int  # what recording it cost
     fallback: bool = False  # ran on the CPU, as no lowering exists
     host_ns: int = 0  # host time of the whole call, recording included; 0 if not measured
+    recomputed: bool = False  # a forward op that runs again within backward (torch.utils.checkpoint)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LaunchRecord:
-    """One execution of one XLA program."""
+    """One execution of one XLA program. Nobody but the device clock changes it."""
 
     index: int
     ops: tuple[int, ...]  # OpRecord indices that it ran, in order
@@ -112,9 +113,21 @@ class WaitRecord:
     bytes: int
 
 
+@dataclass(slots=True)
+class HeldRecord:
+    """The life of one array on the device. Its bytes are part of `Trace.live` from position `born` up to before `died`."""
+
+    op: int | None  # the op that made it, if known
+    born: int  # positions in Trace.live
+    died: int | None  # None: alive when the trace ended
+    bytes: int
+    owner: str  # weights | optimizer | gradients | inputs (came from the host) | before (older than the trace) | "" a result
+    name: str  # "h.0.attn.qkv.weight", "exp_avg of h.0.attn.qkv.weight"; "" for results
+
+
 @dataclass
 class Trace:
-    """A bounded recording. The four lists are in program order."""
+    """A bounded recording. Records are in program order, but for `held`."""
 
     limit: int = 200_000
     ops: list[OpRecord] = field(default_factory=list)
@@ -124,8 +137,13 @@ class Trace:
     steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
     marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end", ns), ("call end", ns), ("block end", ns): set by profile()
     live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
+    held: list[HeldRecord] = field(default_factory=list)  # the arrays behind `live`, by the end of their lives
     programs: dict[str, object] = field(default_factory=dict)  # LaunchRecord.key -> program: its texts, made when asked
     dropped: int = 0
+    lines: bool = True  # look for the user's line behind each op
+    op_count: int = 0  # with those that were dropped; the index of the next one
+    launch_count: int = 0
+    unlaunched: list[int] = field(default_factory=list)  # ops that the next launch will run
     start_ns: int = 0
     end_ns: int = 0
     meta: dict = field(default_factory=dict)  # mode, platform, device, versions, cores
@@ -143,13 +161,13 @@ active: Trace | None = None
 _lock = threading.Lock()
 
 
-def start(limit: int = 200_000) -> Trace:
+def start(limit: int = 200_000, lines: bool = True) -> Trace:
     """Begin recording. One trace at a time; RuntimeError when one is active."""
     global active
     with _lock:
         if active is not None:
             raise RuntimeError("a profile is already active: profiles do not nest, end the other one first")
-        active = Trace(limit=limit, start_ns=time.perf_counter_ns())
+        active = Trace(limit=limit, lines=lines, start_ns=time.perf_counter_ns())
         return active
 
 

@@ -145,10 +145,15 @@ def call(record: Record, args, kwargs):
         sig = _signatures.get(key)
         if sig is None:
             sig = _build(record, args, kwargs, cells, key, alias, len(floats), len(ints))
-        if sig.plain and not start and state.thread.tracing is None:  # the common case, without the general one's cost
+        if sig.plain and state.thread.tracing is None:  # the common case, without the general one's cost
             f = sig.plain
+            if start:
+                recorder.begin(record, sig, start)
             value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
-            return storage.make(value, f.base, f.size, f.stride, f.dtype)
+            out = storage.make(value, f.base, f.size, f.stride, f.dtype)
+            if start:
+                recorder.end(start)
+            return out
         if sig.resize:
             return _resized(record, sig, args, kwargs)
         if sig.rng:
