@@ -4,21 +4,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures import traces
+from fixtures import recorded, traces
 
-from tpu_lab.chips import Peak
-from tpu_lab.metrics import Metrics
-from tpu_lab.viz import cache, ops, summary
+from tpu_lab.profile import VIEWS, Profile
 
 sys.path.insert(0, str(Path(__file__).parent))
 pytest.importorskip("playwright", reason="the browser tests need playwright: pip install playwright")
-from shoot import CHROMIUM  # noqa: E402  (next to this file; it imports playwright)
+from shoot import CHROMIUM, THEMES  # noqa: E402  (next to this file; it imports playwright)
 
 pytestmark = pytest.mark.skipif(
     not Path(CHROMIUM).exists(), reason="no Chromium on this machine: apt-get install chromium"
 )
 
-PEAK = Peak(182e9, "f32", "this CPU\u2019s f32 matmul", "a test")
 # Elements may end in an ellipsis where the stylesheet says so (shapes and paths, with the whole in `title`).
 CUT = """() => [...document.querySelectorAll('.tl *')].filter(e => {
   if (e.closest('svg') || e.closest('.vh') || e.tagName === 'STYLE') return false;
@@ -27,6 +24,37 @@ CUT = """() => [...document.querySelectorAll('.tl *')].filter(e => {
   const out = e.getBoundingClientRect().right > document.querySelector('.tl').getBoundingClientRect().right + 1;
   return hides || (out && style.display !== 'none' && !e.closest('.el'));
 }).map(e => e.className + ': ' + e.textContent.slice(0, 60))"""
+
+
+# Ink over its ground, both with the opacity and the colours of all that is around them; WCAG's formula.
+PALE = """() => {
+  const rgba = c => { const n = c.match(/[\\d.]+/g).map(Number); return c.startsWith('color(') ? [n[0] * 255, n[1] * 255, n[2] * 255, n[3] ?? 1] : [n[0], n[1], n[2], n[3] ?? 1] };
+  const over = (a, b, o) => [0, 1, 2].map(i => a[i] * a[3] * o + b[i] * (1 - a[3] * o));
+  const light = c => { const l = c.slice(0, 3).map(v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 }); return .2126 * l[0] + .7152 * l[1] + .0722 * l[2] };
+  const out = [];
+  for (const e of document.querySelectorAll('.tl *')) {
+    const words = [...e.childNodes].filter(n => n.nodeType === 3 && n.textContent.trim()).map(n => n.textContent.trim()).join(' ');
+    if (!words || e.closest('.vh, style, title') || e.matches('.cell')) continue;
+    const chain = []; for (let p = e; p; p = p.parentElement) chain.unshift(p);
+    let ground = [255, 255, 255], opacity = 1;
+    for (const p of chain) { const s = getComputedStyle(p); opacity *= Number(s.opacity); ground = over(rgba(s.backgroundColor), ground, opacity) }
+    const style = getComputedStyle(e);
+    const ink = over(rgba(e.closest('svg') ? style.fill === 'none' ? style.color : style.fill : style.color), ground, opacity * (e.closest('svg') ? Number(style.fillOpacity) : 1));
+    const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + .05) / (b + .05);
+    if (ratio < 4.5) out.push(ratio.toFixed(2) + ': ' + e.className + ': ' + words.slice(0, 40));
+  }
+  return [...new Set(out)];
+}"""
+FIXTURES = {"stored": lambda: Profile.from_json(recorded.FILE)} | {
+    name: lambda name=name: Profile(getattr(traces, name)(), peak_flops=182e9)
+    for name in ("mingpt", "strict", "growing")
+}
+
+
+@pytest.fixture(scope="module")
+def profiles():
+    return {name: make() for name, make in FIXTURES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +67,41 @@ def page():
         browser.close()
 
 
+def show(page, html, scheme="light"):
+    ground, ink = THEMES[scheme]
+    html = html.replace("<details>", "<details open>")
+    page.set_content(f"<!doctype html><body style='margin:0;padding:24px;background:{ground};color:{ink}'>{html}")
+
+
 @pytest.mark.parametrize("width", [748, 1100])
-@pytest.mark.parametrize("view", [summary, ops, cache], ids=["summary", "ops", "cache"])
-def test_nothing_is_cut_in_a_wide_face(page, view, width):
+@pytest.mark.parametrize("name", VIEWS)
+def test_nothing_is_cut_in_a_wide_face(page, profiles, name, width):
     errors = []
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
     page.set_viewport_size({"width": width, "height": 800})
-    for fixture in (traces.mingpt, traces.strict, traces.growing):
-        html = view.draw(Metrics(fixture(), PEAK)).html.replace("<details>", "<details open>")
-        page.set_content(
-            f"<!doctype html><body style='margin:0;padding:24px'>{html}"
-            "<style>.tl *:not(code) { font-family: 'DejaVu Sans' !important }</style>"
-        )
-        assert page.evaluate(CUT) == []
+    for fixture, profile in profiles.items():
+        show(page, profile.view(name).html + "<style>.tl *:not(code) { font-family: 'DejaVu Sans' !important }</style>")
+        assert page.evaluate(CUT) == [], fixture
     assert errors == []
+
+
+@pytest.mark.parametrize("scheme", THEMES)
+@pytest.mark.parametrize("name", VIEWS)
+def test_words_can_be_read(page, profiles, name, scheme):
+    for fixture, profile in profiles.items():
+        show(page, profile.view(name).html, scheme)
+        assert page.evaluate(PALE) == [], fixture
+
+
+def test_marks_can_be_seen_and_read(page, profiles):
+    profile = profiles["stored"]
+    op = next(o for o in profile.metrics.ops_in(profile.metrics.span) if o.kind == "matmul")
+    show(page, profile.marked({"op": op.index}).html, "dark")
+    row = page.locator(f"tr[data-op='{op.index}']").first
+    assert row.locator("td").first.evaluate("e => getComputedStyle(e).boxShadow") != "none"
+    other = page.locator("tr[data-op]").last
+    assert other.locator("td").first.evaluate("e => getComputedStyle(e).boxShadow") == "none"
+    assert page.evaluate(PALE) == []
 
 
 def test_the_check_can_fail(page):
@@ -60,3 +109,5 @@ def test_the_check_can_fail(page):
         "<div class='tl' style='width:100px'><div style='overflow:hidden;width:50px;white-space:nowrap'>a very long sentence</div></div>"
     )
     assert len(page.evaluate(CUT)) == 1
+    page.set_content("<div class='tl'><p style='color:#999'>pale</p><p style='opacity:.5'>half</p><p>fine</p></div>")
+    assert [found.split(": ")[-1] for found in page.evaluate(PALE)] == ["pale", "half"]
