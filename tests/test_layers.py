@@ -19,6 +19,7 @@ TOP = {
     "ui",
     "aot",
     "modes",
+    "measured",
     "snapshot",
     "twin",
     "export",

@@ -24,8 +24,10 @@ ENDS = {
     "result": "a result of the program{flush}",
     "result and read": "a result of the program, and {read}",
     "own kernel": "a matmul is its own kernel here",
+    "own library": "a custom kernel of the compiler\u2019s: it joins no loop",
     "several": "{read}",
     "reader is a matmul": "{by} it, and is a matmul",
+    "reader is a library": "{by} it, and is a custom kernel",
     "random": "random bits are drawn in one go: {by} them",
     "reduction": "a reduction: {by} its result only when it is complete",
     "reader stands alone": "{by} it, and is a {opcode}: never fused here",
@@ -40,21 +42,27 @@ def explained(
     module: hlo.Module, made: Sequence[Group], bodies: Mapping[str, parts.Body], launch: LaunchRecord
 ) -> list[Group]:
     """The groups of one program, each with `end` and `why`."""
-    by_name = {g.name: g for g in made}
-    return [replace(g, end=end, why=why) for g in made for end, why in [_end(g, module, by_name, bodies, launch)]]
+    by_name = {g.name: g for g in made}  # in running order
+    copies = {g.name for g in made if _added(g)}
+    custom = {i.name for i in module.entry.instructions if i.attribute("kind") == "kCustom"}
+    out = []
+    for g in made:
+        readers, result = _readers(module, g.name, copies)
+        end, why = _end(g, readers, result, by_name, bodies, launch, custom)
+        out.append(replace(g, end=end, why=why))
+    return out
 
 
-def _end(g: Group, module, by_name, bodies, launch) -> tuple[str, str]:
-    readers, result = _readers(module, g.name, {name for name, other in by_name.items() if _added(other)})
+def _end(g: Group, readers, result: bool, by_name, bodies, launch, custom: set[str]) -> tuple[str, str]:
     reading = [by_name[name] for name in readers if name in by_name]
     words = {"by": f"{_names(reading)} reads", "read": _read(g, reading), "flush": _flush(launch), "opcode": ""}
-    key = _key(g, readers, reading, result, bodies)
+    key = _key(g, readers, reading, result, bodies, custom)
     if reading:
         words["opcode"] = reading[0].opcode.replace("-", " ")
     return key, ENDS[key].format(**words)
 
 
-def _key(g: Group, readers: dict[str, set[str]], reading: list[Group], result: bool, bodies) -> str:
+def _key(g: Group, readers: dict[str, set[str]], reading: list[Group], result: bool, bodies, custom) -> str:
     if _added(g):
         return "copy"
     if g.kind == "collective":
@@ -65,6 +73,8 @@ def _key(g: Group, readers: dict[str, set[str]], reading: list[Group], result: b
         return "own kernel"
     if not reading:
         return "unread"
+    if g.name in custom:
+        return "own library"
     if g.kind == "random":
         return "random"
     if len(reading) > 1:
@@ -72,6 +82,8 @@ def _key(g: Group, readers: dict[str, set[str]], reading: list[Group], result: b
     reader = reading[0]
     if reader.kind == "matmul":
         return "reader is a matmul"
+    if reader.name in custom:
+        return "reader is a library"
     if reader.opcode not in parts.INLINE:
         return "reader stands alone"
     if g.kind == "reduce":
@@ -92,7 +104,7 @@ def _readers(module: hlo.Module, name: str, copies: set[str]) -> tuple[dict[str,
     out: dict[str, set[str]] = {}
     result, left, seen = root is not None and root.name == name, [name], {name}
     while left:
-        value = left.pop()
+        value = left.pop(0)
         for user in users.get(value, ()):
             if user.opcode == "tuple" and user.root:
                 result = True
@@ -103,8 +115,7 @@ def _readers(module: hlo.Module, name: str, copies: set[str]) -> tuple[dict[str,
                     left.append(user.name)
             else:
                 out.setdefault(user.name, set()).add(value)
-    order = {i.name: n for n, i in enumerate(module.entry.instructions)}
-    return dict(sorted(out.items(), key=lambda item: order[item[0]])), result
+    return out, result
 
 
 def _repeats(body: parts.Body, values: set[str]) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tpu_lab import ends, hlo, letters, parts
 from tpu_lab.costs import BALANCE
-from tpu_lab.place import family, op_name
+from tpu_lab.place import op_name
 from tpu_lab.trace import LaunchRecord, OpRecord
 
 if TYPE_CHECKING:
@@ -159,22 +159,29 @@ def of(m: Metrics) -> tuple[Group, ...]:
     if known is None:
         records = {r.index: r for r in m.trace.ops}
         compiler = str(m.trace.meta.get("compiler") or "XLA")
-        modules: dict[str, hlo.Module] = {}
         programs: list[Program] = []
         for launch in m.launches_in(m.span):
-            program = m.trace.programs.get(launch.key)
-            if program is None:
-                continue
-            if launch.key not in modules:
-                modules[launch.key] = hlo.parse(program.hlo())  # type: ignore[attr-defined]
-            ops = [records.get(index) for index in launch.ops]
-            apart = taken_apart(modules[launch.key], ops, launch, compiler)
-            programs.append(replace(apart, groups=_timed(apart.groups, launch.device_ns)))
+            module = module_of(m, launch)
+            if module is not None:
+                apart = taken_apart(module, [records.get(index) for index in launch.ops], launch, compiler)
+                programs.append(replace(apart, groups=_timed(apart.groups, launch.device_ns)))
         known = _kept[m] = finished(programs, records)
     return known
 
 
+def module_of(m: Metrics, launch: LaunchRecord) -> hlo.Module | None:
+    """The program that a launch ran, read once; None when its text is not kept."""
+    program = m.trace.programs.get(launch.key)
+    if program is None:
+        return None
+    read = _read.setdefault(m, {})
+    if launch.key not in read:
+        read[launch.key] = hlo.parse(program.hlo())  # type: ignore[attr-defined]
+    return read[launch.key]
+
+
 _kept: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_read: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def letter_of(m: Metrics) -> dict[int, str]:
@@ -209,10 +216,9 @@ def placed(m: Metrics) -> tuple[int, int]:
     records = {r.index: r for r in m.trace.ops}
     found = total = 0
     for launch in m.launches_in(m.span):
-        program = m.trace.programs.get(launch.key)
-        if program is None:
+        module = module_of(m, launch)
+        if module is None:
             continue
-        module = hlo.parse(program.hlo())  # type: ignore[attr-defined]
         origins = hlo.origins(module)
         for computation in module.computations.values():
             for i in computation.instructions:
@@ -236,8 +242,3 @@ def modules_alike(made: Sequence[Group]) -> tuple[str, int]:
         return "", 0
     seen = max(repeated.values(), key=lambda s: sum(s.values()))
     return min(seen, key=lambda name: int(name.rpartition(".")[2])), len(seen)
-
-
-def module_of(group: Group, records: dict[int, OpRecord]) -> str:
-    """The modules of its ops in one name."""
-    return family(r.module for i in group.ops if (r := records.get(i)) is not None)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tpu_lab.fusions import Group
 
 ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ"  # without I and O, which read as 1 and 0; small l looks like 1, too
+SCALARS = 256  # bytes: results up to this size are bookkeeping
 SMALL = "abcdefghjkmnpqrstuvwxyz"
 
 
@@ -51,8 +52,10 @@ def assign(made: Iterable[Group], records: Mapping[int, OpRecord]) -> list[Group
             continue
         ops = [records[i] for i in g.ops]
         alike = (g.phase, g.kind, frozenset((r.name, stem(r.module), r.file, r.line, r.phase) for r in ops))
-        turn = 0  # q, k and v of one line are three groups; the parameters of an optimizer step are one many times
-        if g.phase != "optimizer":
+        # q, k and v of one line are three groups. The parameters of an optimizer step are one many times, and so are
+        # the scalars that a random number's key is mixed from.
+        turn = 0
+        if g.phase != "optimizer" and g.bytes_out > SCALARS:
             turn = seen[alike, g.block] = seen.get((alike, g.block), -1) + 1
         if (alike, turn) not in known:
             known[alike, turn] = spell(used.get(g.phase, 0), g.phase)
