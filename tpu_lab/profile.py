@@ -24,7 +24,7 @@ from tpu_lab import trace as _trace
 from tpu_lab.trace import Trace
 
 MODES = ("fused", "strict", "debug")
-VIEWS = ("summary", "ops", "cache", "roofline")
+VIEWS = ("summary", "ops", "fusions", "cache", "roofline")
 
 
 class Profile:
@@ -81,6 +81,17 @@ class Profile:
     def ops(self):
         """Every ATen call in order; `p.ops.rows` is the DataFrame."""
         return self.view("ops")
+
+    @functools.cached_property
+    def fusions(self):
+        """The source lettered by fusion group; what each group holds, what it saved, and why it ended."""
+        return self.view("fusions")
+
+    def fusions_measured(self, runs: int = 5):
+        """The fusions view with measured times (CPU): the step's programs run again on zeros under jax's profiler."""
+        from tpu_lab import measured
+
+        return measured.fusions_view(self.metrics, runs)
 
     @functools.cached_property
     def cache(self):
