@@ -57,7 +57,7 @@ def test_the_programs_cover_what_they_should():
     for what in """.view( .reshape( ::2] .select( .narrow( .transpose( .permute( .t() .mT .expand( .unsqueeze( .squeeze(
         .diagonal( .unfold( .as_strided( .chunk( .split( .unbind( .unflatten( .flatten( .movedim( .swapaxes( .view(torch.int32)
         view_as_complex view_as_real .real .imag .conj() .detach() .data .add_( .mul_( .fill_( .zero_( .copy_( masked_fill_(
-        index_put_( index_add_( index_copy_( index_fill_( scatter_( out= .set_( resize( .t_() .transpose_( .unsqueeze_(
+        index_put_( index_add_( index_copy_( index_fill_( scatter_( out= .set_( place( resize( .t_() .transpose_( .unsqueeze_(
         .squeeze_( swapaxes_ .item() .cpu() .tolist() del""".split():
         assert what in text, what
     assert 0 < failed < len(lines) / 10
@@ -104,6 +104,16 @@ def test_growing_a_storage_keeps_it_shared(mode):
 
     both(grow)
     both(grow_the_view)
+
+
+def test_set_to_a_storage_that_is_too_small_makes_it_grow(mode):
+    def run(device):
+        x, y, z = arange(3, device), arange(2, device), torch.empty(0, device=device)
+        x.set_(y.untyped_storage(), 1, (4,), (1,))[1:] = 5
+        z.set_(z.untyped_storage(), 1, (2, 2), (2, 1)).fill_(1)
+        return x, y, z
+
+    both(run)
 
 
 def test_storage_resize_as_fsdp_uses_it(mode):

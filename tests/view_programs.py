@@ -26,9 +26,16 @@ def resize(tensor, size):
     whole[before:].zero_()
 
 
+def place(tensor, source):
+    """set_ to two elements of source's memory from the second on, with what it grows by set to zero."""
+    before = source.untyped_storage().nbytes() // tensor.element_size()
+    tensor.set_(source.untyped_storage(), 1, (2,), (1,))
+    torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(source.untyped_storage())[before:].zero_()
+
+
 def environment(device: str) -> dict:
     """The names a program starts with."""
-    return {"torch": torch, "dev": device, "resize": resize}
+    return {"torch": torch, "dev": device, "resize": resize, "place": place}
 
 
 def step(line: str, env: dict) -> str | None:
@@ -181,7 +188,7 @@ def writes(t) -> list[str]:
 def reshapes(t) -> list[str]:
     """Statements that change the geometry of {x}, or what memory it lies on."""
     out = ["{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.data = {y}", "{x}.set_({y})", "resize({x}, (2,))", "resize({x}, (2, 2))"]
-    out += ["{x}.set_({y}.untyped_storage(), 1, (2,), (1,))", "{x}.set_()", "{x}.data = {x}.data.clone()", "{x}.detach_()"]
+    out += ["place({x}, {y})", "{x}.set_()", "{x}.data = {x}.data.clone()", "{x}.detach_()"]
     out += ["resize({x}, (2, 5))", "resize({x}, (12,))", "resize({x}, (0,))", "{x}.as_strided_((2,), (1,), 1)"]
     if t.dim() >= 2:
         out += ["{x}.t_()", "{x}.transpose_(0, -1)", "{x}.swapaxes_(0, 1)"]

@@ -71,7 +71,9 @@ def resize_(self, size, memory_format=None):
 
 
 def set_source(self, source, *rest):
-    """`set_` from a storage or a tensor: metadata only. RuntimeError if the storage is too small."""
+    """`set_` from a storage or a tensor. A storage that is too small grows, as on the CPU; RuntimeError if the tensor
+    keeps its shape and strides, because PyTorch then takes the storage as it is.
+    """
     if isinstance(source, torch.Tensor):
         where = source.untyped_storage()
         offset, size, stride = rest if rest else (source.storage_offset(), source.shape, source.stride())
@@ -82,7 +84,9 @@ def set_source(self, source, *rest):
         offset, size, stride = rest if rest else (0, (where.nbytes() // self.element_size(),), (1,))
     stride = stride or contiguous_strides(size)
     need = _bytes(self, offset, size, stride)
-    if need > where.nbytes():
+    if need > where.nbytes() and (tuple(size), tuple(stride)) != (tuple(self.shape), self.stride()):
+        resize_storage(where, need)
+    elif need > where.nbytes():
         raise RuntimeError(
             f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
             f"{self.element_size()} requiring a storage size of {need} are out of bounds for storage of size {where.nbytes()}"
