@@ -189,10 +189,11 @@ def _model(m: Metrics, groups, right, note, limit, sort) -> Model:
     records = {r.index: r for r in m.trace.ops}
     sides = [side for side in ([g for g in groups if g.ops], [g for g in right if g.ops]) if side]
     first, alike = fusions.modules_alike(groups)
-    meta: list[tuple[str, bool]] = [(f"{first} of {alike} alike", False)] if alike else []
+    meta: list[tuple[str, bool]] = [(str(m.trace.meta["name"]), False)] if m.trace.meta.get("name") else []
+    if alike:
+        meta.append((f"{first} of {alike} alike", False))
     meta.append(("CAPITALS forward, small letters backward, numbers the optimizer, in running order", False))
-    if m.trace.meta.get("mode"):
-        meta.append((str(m.trace.meta["mode"]), True))
+    meta += [piece for piece in frame.provenance(m) if piece[1] or piece[0].startswith("XLA")]
     if note:
         meta.append((note, False))
     listings = gutter.listings(sides, records, first)
