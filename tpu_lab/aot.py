@@ -34,6 +34,7 @@ class Part:
     times: int  # launches of it in the step
     answer: Answer
     placed: Placed | None
+    cpu_fusions: int | None = None  # what XLA:CPU made of the same program, if it ran here
 
 
 class Compiled:
@@ -193,7 +194,8 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
         if answer.hlo and answer.buffers:
             leaves = [name for name, _ in program.view.leaves]
             placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops, leaves)
-        parts.append(Part(launch, ops, times[key], answer, placed))
+        text = program.hlo() if program.compiled is not None and trace.meta.get("platform") == "cpu" else ""
+        parts.append(Part(launch, ops, times[key], answer, placed, text.count(" fusion(") if text else None))
     return Compiled(trace, goal, tuple(parts))
 
 
