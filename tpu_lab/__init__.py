@@ -15,6 +15,7 @@ _device.register()
 from tpu_lab.backend.fallback import FallbackWarning  # noqa: E402
 from tpu_lab.coverage import coverage  # noqa: E402
 from tpu_lab.guards import no_recompile  # noqa: E402
+from tpu_lab.modes import compare_modes  # noqa: E402
 from tpu_lab.numerics import compare, find_nonfinite  # noqa: E402
 from tpu_lab.profile import Profile, profile  # noqa: E402
 
@@ -26,4 +27,4 @@ def load_ipython_extension(ipython) -> None:
     magic.load_ipython_extension(ipython)
 
 
-__all__ = ["FallbackWarning", "Profile", "compare", "coverage", "find_nonfinite", "no_recompile", "profile"]
+__all__ = ["FallbackWarning", "Profile", "compare", "compare_modes", "coverage", "find_nonfinite", "no_recompile", "profile"]

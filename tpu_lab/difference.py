@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpu_lab.metrics import Metrics, Step
+from tpu_lab.metrics import PARTS, Metrics, Step
 from tpu_lab.place import op_name, short_file
 from tpu_lab.viz import number
 
@@ -62,6 +62,13 @@ def peak_live(m: Metrics) -> int | None:
     ranges = [s.ops for s in counted(m)]
     found = [size for op, size in m.trace.live if any(a <= op < b for a, b in ranges)]
     return max(found, default=None)
+
+
+def mfu(m: Metrics) -> float | None:
+    """Model FLOPs / (time of the typical step x peak), compile time left out; None without a peak, FLOPs or time."""
+    split = typical(m).split
+    time = split.total - split.compile
+    return m.flops / (time * 1e-9 * m.peak.flops) if m.peak is not None and m.flops and time > 0 else None
 
 
 @dataclass(frozen=True)
@@ -124,11 +131,11 @@ def compare(before: Metrics, after: Metrics) -> Difference:
 def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
     times = tuple(Spread.of(s.ns for s in counted(m)) for m in (a, b))
     out = [Quantity("step" if a.steady and b.steady else "block", "time", times[0].median, times[1].median, differ(*times), times)]
-    for name in ("device", "dispatch", "transfer", "python", "idle"):
-        parts = tuple(Spread.of(getattr(s.split, name) for s in counted(m)) for m in (a, b))
-        label = "Python" if name == "python" else name
-        out.append(Quantity(label, "time", parts[0].median, parts[1].median, differ(*parts) and _large(parts, times), parts))
     x, y = (typical(m) for m in (a, b))
+    for name in PARTS:  # of the typical step: they add up to it
+        parts = tuple(Spread.of(getattr(s.split, name.lower()) for s in counted(m)) for m in (a, b))
+        own = [getattr(s.split, name.lower()) for s in (x, y)]
+        out.append(Quantity(name, "time", own[0], own[1], differ(*parts) and _large(parts, times), parts))
     run = [m.launches_in(s) for m, s in ((a, x), (b, y))]
 
     def exact(name, kind, values) -> Quantity:
@@ -138,19 +145,21 @@ def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
     compiled = [sum(r.compile_ns for r in m.trace.launches) for m in (a, b)]
     misses = [m.outcomes()["miss"] for m in (a, b)]
     ops = [s.ops[1] - s.ops[0] for s in (x, y)]
-    mfu = [m.mfu for m in (a, b)]
+    disk = [m.outcomes()["disk"] for m in (a, b)]
+    used = [mfu(m) for m in (a, b)]
     return (
         *out,
         exact("launches", "count", [len(r) for r in run]),
-        exact("groups", "count", [sum(len(r.ops) > 1 for r in launches) for launches in run]),
+        exact("launches of several ops", "count", [sum(len(r.ops) > 1 for r in launches) for launches in run]),
         exact("programs", "count", [len({r.key for r in launches}) for launches in run]),
         exact("ops", "count", ops),
-        exact("misses", "count", misses),
-        Quantity("compile", "time", compiled[0], compiled[1], misses[0] != misses[1]),
-        exact("bytes", "size", [sum(r.bytes for r in launches) for launches in run]),
-        exact("live, peak", "size", [peak_live(m) for m in (a, b)]),
+        exact("compile misses", "count", misses),
+        exact("disk hits", "count", disk),
+        Quantity("compile time", "time", compiled[0], compiled[1], (misses[0], disk[0]) != (misses[1], disk[1])),
+        exact("bytes in and out", "size", [sum(r.bytes for r in launches) for launches in run]),
+        exact("live bytes, peak", "size", [peak_live(m) for m in (a, b)]),
         exact("FLOPs", "work", [a.flops, b.flops]),
-        Quantity("MFU", "share", mfu[0], mfu[1], out[0].changed and None not in mfu),
+        Quantity("MFU", "share", used[0], used[1], out[0].changed and None not in used),
     )
 
 
@@ -213,11 +222,11 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
     clauses = []
     if q["launches"].changed:
         clauses.append(_became(q["launches"], "launch", "launches"))
-    elif q["misses"].changed:
-        clauses.append(_became(q["misses"], "miss", "misses"))
+    elif q["compile misses"].changed:
+        clauses.append(_became(q["compile misses"], "miss", "misses"))
     elif q["ops"].changed:
         clauses.append(_became(q["ops"], "op", "ops"))
-    elif q["bytes"].changed:
+    elif q["bytes in and out"].changed:
         clauses.append(f"bytes {arrow(q['bytes'])}")
     assert time.spread is not None
     limit = noise(*time.spread)

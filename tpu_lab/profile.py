@@ -62,6 +62,8 @@ class Profile:
 
     def view(self, name: str, limit: int | None = None, sort: str | None = None):
         """A view by name, with at most `limit` rows before a fold, sorted by `sort` (views that have orders)."""
+        if name == "diff":
+            raise ValueError("the diff view compares two profiles: before.diff(after)")
         if name not in VIEWS:
             raise ValueError(f"no view {name!r}: there are {', '.join(VIEWS)}")
         drawn_by = importlib.import_module(f"tpu_lab.viz.{name}")
@@ -112,6 +114,14 @@ class Profile:
         from tpu_lab import ui
 
         return ui.picker(self, picked)
+
+    def diff(self, other: Profile):
+        """What changed from this profile to `other`, and what of it is above noise; its `title` says it in a sentence."""
+        from tpu_lab.viz import diff
+
+        if not isinstance(other, Profile):
+            raise TypeError(f"diff compares two profiles, before.diff(after), not a profile and a {type(other).__name__}")
+        return diff.draw(self.metrics, other.metrics)
 
     def to_text(self, path) -> None:
         """What a terminal shows, without colours."""

@@ -40,11 +40,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Lane:
-    """Boxes, or paths by paint over an SVG COLUMNS wide; `end` is the step's end in percent of the axis."""
+    """Boxes, or paths by paint over an SVG COLUMNS wide inside an outline, whose length is in percent of the axis."""
 
     boxes: tuple[Box, ...]
     paths: tuple[tuple[str, str], ...]
     label: str
+    outline: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ def _lane(what: str, pieces: list[Piece], axis: float) -> Lane:
             for p in pieces
         )  # fmt: skip
         return Lane(boxes, (), label)
-    return Lane((), _paths(columns(pieces, axis, COLUMNS)), label)
+    whole = pieces[-1].end - pieces[0].start
+    outline = f"{100 * pieces[-1].end / axis:.2f}" if sum(sums.values()) > 0.999 * whole and not pieces[0].start else ""
+    return Lane((), _paths(columns(pieces, axis, COLUMNS)), label, outline)
 
 
 def columns(pieces: list[Piece], axis: float, n: int) -> list[str]:

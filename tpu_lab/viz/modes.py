@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tpu_lab.difference import Spread, counted, differ, noise, peak_live, typical
+from tpu_lab.difference import Spread, counted, differ, mfu, noise, peak_live, typical
 from tpu_lab.metrics import Metrics
 from tpu_lab.trace import REASONS
 from tpu_lab.viz import frame, mode_lanes, number
@@ -83,7 +83,7 @@ def rows(c: Compared):
                 "ops": None if m is None else step.ops[1] - step.ops[0],
                 "compile_s": math.nan if m is None else sum(x.compile_ns for x in m.trace.launches) / 1e9,
                 "first_step_s": m.steps[0].ns / 1e9 if m is not None and m.steps else math.nan,
-                "mfu": math.nan if m is None or m.mfu is None else m.mfu,
+                "mfu": math.nan if m is None or (used := mfu(m)) is None else used,
                 "live_bytes": None if m is None else peak_live(m),
                 "loss": r.results[-1] if r.results and isinstance(r.results[-1], float) else math.nan,
                 "what": what(c, r),
@@ -112,13 +112,16 @@ def what(c: Compared, r: Run) -> str:
     named = [_join([c.optimizer if p == "optimizer" else p for p in own]) or "part of it" for own in parts]
     if r.mode == "compiled" and not any(x.mode == "compiled" for x in launches):
         return "Dynamo compiled nothing: the ops ran one by one"
+    graphs = [own for own, x in zip(named, launches, strict=True) if len(x.ops) > 1 or x.mode == "compiled"]
+    alone = len(launches) - len(graphs)
     if len(launches) == 1:
         said = f"one program for {named[0]}"
-    elif len(set(named)) == len(named) <= 3 and all(len(own) == 1 for own in parts):
-        said = f"{_join(named)} each a program"
+    elif 1 < len(set(graphs)) == len(graphs) <= 4:
+        said = f"{_join(graphs)} each a program"
     else:
-        by = Counter(REASONS.get(x.reason, x.reason).split(":")[0] for x in launches)
-        said = ", ".join(f"{number.count(n)} \u00d7 {words}" for words, n in by.most_common(3))
+        said = f"{number.plural(len(graphs), 'program')} of several ops"
+    if alone and len(launches) > 1:
+        said += f", {number.plural(alone, 'op')} alone"
     return said + _dynamo(r)
 
 
@@ -300,7 +303,7 @@ def draw(c: Compared) -> View:
         return cache["model"]
 
     head = title(c)
-    view = View("modes", head, head, lambda: rows(c), lambda: text(c, model()), lambda: template("modes.html", v=model()))
+    view = View("modes", head, head, lambda: rows(c), lambda: _text(c, model()), lambda: template("modes.html", v=model()))
     return view
 
 
@@ -384,10 +387,10 @@ def _known(value) -> bool:
 # --- the terminal -----------------------------------------------------------------------------------------------------
 
 WIDTH = 72
-GLYPH = {"matmul": "\u2588", "other": "/", "move": ":", "dispatch": "\u2593", "python": "-", "wait": " "}
+GLYPH = {"matmul": "\u2588", "other": "/", "move": "=", "dispatch": "\u2593", "python": "-", "wait": " "}
 
 
-def text(c: Compared, v: Model) -> list:
+def _text(c: Compared, v: Model) -> list:
     """At most 25 lines of 100 columns."""
     out: list = [[(line, "b")] for line in textwrap.wrap(v.title, 98)] + frame.meta_lines(v.meta)[:2]
     if v.hint:
@@ -402,11 +405,11 @@ def text(c: Compared, v: Model) -> list:
             continue
         step = typical(r.metrics)
         at = {min(WIDTH - 1, int(WIDTH * t / length)) for t in mode_lanes.launch_times(r.metrics, step)}
-        line = [("|" if i in at else ":" if i in mark else " ") for i in range(WIDTH)]
+        line = [("|" if i in at else "\u250a" if i in mark else " ") for i in range(WIDTH)]
         out.append([f"  {band.mode:<10}", "".join(line), (f"{' '.join(band.count):>15}", "")])
         out.append(["  " + " " * 10, *_bar(r.metrics, step, length, mark), (f"{figures:>15}", "b")])
-    words = [f"{GLYPH[k]} {mode_lanes.WORDS[k]}" for k in v.legend if k != "wait"] + ["| launch"]
-    out.append([("            " + "   ".join(words) + ("   : native CPU" if mark else ""), "dim")])
+    words = ["| launch"] + [f"{GLYPH[k]} {mode_lanes.WORDS[k]}" for k in v.legend if k != "wait"]
+    out.append([("            " + "  ".join(words), "dim"), ("  \u250a native CPU" if mark else "", "dim")])
     head = f"  {'mode':<11}{v.units[0] + ' a step':>16}{'vs fused':>10}{'launches':>10}{'programs':>10}{'compile s':>11}{'MFU %':>8}{'live ' + v.units[1]:>11}"
     out += [[], [(head, "dim")]]
     for x in v.lines:
@@ -429,7 +432,7 @@ def _bar(m: Metrics, step, length: float, mark) -> list:
         paint = d or h
         glyph = GLYPH[paint] if paint else " "
         if glyph == " " and i in mark:
-            glyph = ":"
+            glyph = "\u250a"
         style = {"dispatch": "host", "python": "", "wait": "", "": ""}.get(paint, paint)
         if out and out[-1][1] == style:
             out[-1] = (out[-1][0] + glyph, style)
