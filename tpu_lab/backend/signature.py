@@ -399,13 +399,19 @@ def _names(record, args, kwargs) -> list[str]:
 
 
 def _static(record, args, kwargs):
-    """`dim=1`, `keepdim=True`: the static arguments, for people."""
-    for a, value in zip(record.schema.arguments, args, strict=False):
+    """`dim=1`, `keepdim=True`: the static arguments, for people. A number that is an input of the program has no value
+    here, as calls with other values share the signature: `other=(float)`."""
+    for a, value, kind in zip(record.schema.arguments, args, record.kinds, strict=False):
         if not tensors_in(value, []) and not isinstance(value, torch.device) and value is not None:
-            yield f"{a.name}={value}"
+            yield f"{a.name}={_at_run_time(value, kind) or value}"
     for name, value in kwargs.items():
         if name not in registry.NEVER_PASSED and not tensors_in(value, []) and value is not None:
-            yield f"{name}={value}"
+            yield f"{name}={_at_run_time(value, record.kwkinds.get(name, 0)) or value}"
+
+
+def _at_run_time(value, kind: int) -> str:
+    """The type of a number that is an input of the program (see dispatch.Record._kind), "" for a constant of it."""
+    return f"({type(value).__name__})" if (kind and type(value) is float) or (kind == 2 and type(value) is int) else ""
 
 
 def _flops(record, metas, kmetas, fresh) -> int:
