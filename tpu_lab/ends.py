@@ -58,7 +58,7 @@ def _end(g: Group, readers, result: bool, by_name, bodies, launch, custom: set[s
     words = {"by": f"{_names(reading)} reads", "read": _read(g, reading), "flush": _flush(launch), "opcode": ""}
     key = _key(g, readers, reading, result, bodies, custom)
     if reading:
-        words["opcode"] = reading[0].opcode.replace("-", " ")
+        words["opcode"] = {"while": "loop"}.get(reading[0].opcode, reading[0].opcode.replace("-", " "))
     return key, ENDS[key].format(**words)
 
 

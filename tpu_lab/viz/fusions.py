@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,6 +98,7 @@ class Model:
     rungs: tuple[Rungs, ...] = ()
     foot: str = ""
     broad: bool = False  # some letters are two
+    per: str = ""  # " a step"
 
 
 def draw(
@@ -154,7 +156,7 @@ def _title(m: Metrics, groups: tuple[Group, ...], right: tuple[Group, ...]) -> t
     if right:
         other = [g for g in right if g.ops]
         return (
-            f"{other[0].compiler if other else 'The other'} makes {number.plural(len(other), 'group')} of a step, {own[0].compiler} {number.count(len(own))}",
+            f"{other[0].compiler if other else 'The other'} makes {number.plural(len(other), 'group')} of it, {own[0].compiler} {number.count(len(own))}",
             f"{number.plural(len(own), 'group')} here, {number.count(len(other))} there",
         )
     saved, unfused = sum(g.saved for g in own), sum(g.unfused for g in own)
@@ -162,7 +164,10 @@ def _title(m: Metrics, groups: tuple[Group, ...], right: tuple[Group, ...]) -> t
     if not saved:
         return f"{made}; no bytes were saved", f"{number.plural(len(own), 'group')}, no bytes saved"
     gain = f"{number.size(saved)} of {number.size(unfused)}"
-    return f"{made}: fusing saves {gain} a step", f"{number.plural(len(own), 'group')} save {gain}"
+    return (
+        f"{made}: fusing saves {gain}{' a step' if m.steady else ''}",
+        f"{number.plural(len(own), 'group')} save {gain}",
+    )
 
 
 def _hint(m: Metrics, groups: tuple[Group, ...]) -> str:
@@ -202,7 +207,7 @@ def _model(m: Metrics, groups, right, note, limit, sort) -> Model:
         longest = max((sum(line.costs[side]) for f in listings for line in f.lines), default=0.0)
         unit, ns = number.time_unit(longest or 1e6)
         units.append((unit, ns, longest))
-    tables = [_table(list(side), limit, sort) for side in (groups, right) if side]
+    tables = [_table(list(side), limit, sort, "a step, " if m.steady else "") for side in (groups, right) if side]
     foot = "saved: bytes written and read again if each op ran alone, minus this group\u2019s own"
     if any(g.timing == "share" for g in groups):
         foot += " \u00b7 time: a group\u2019s share of its launch, by FLOPs and bytes"
@@ -213,10 +218,11 @@ def _model(m: Metrics, groups, right, note, limit, sort) -> Model:
     return Model(
         title, tuple(meta), "", tuple(side[0].compiler for side in sides), tuple(listings), tuple(units), tuple(tables),
         _rungs(m, groups, records, tables[0]), foot, any(len(g.letter) > 1 for side in sides for g in side),
+        " a step" if m.steady else "",
     )  # fmt: skip
 
 
-def _table(groups: list[Group], limit: int | None, sort: str | None) -> Table:
+def _table(groups: list[Group], limit: int | None, sort: str | None, per: str) -> Table:
     by_letter: dict[str, list[Group]] = {}
     for g in groups:
         by_letter.setdefault(g.letter, []).append(g)
@@ -257,7 +263,7 @@ def _table(groups: list[Group], limit: int | None, sort: str | None) -> Table:
     what = "roofline bound" if bound else "time"
     timing = next((g.timing for g in groups if g.timing), "")
     return Table(
-        groups[0].compiler + TIMED[timing], f"a step, saved in {size}, {what} in {unit}", least + unit if bound else unit,
+        groups[0].compiler + TIMED[timing], f"{per}saved in {size}, {what} in {unit}", least + unit if bound else unit,
         tuple(shown), tuple(every[i] for i in rest[:INLINE_ROWS]), more, max(0, len(rest) - INLINE_ROWS),
     )  # fmt: skip
 
@@ -274,7 +280,9 @@ def _rungs(m: Metrics, groups, records, table: Table) -> tuple[Rungs, ...]:
         if launch is None or module is None:
             continue
         if launch.key not in lowered:
-            lowered[launch.key] = stablehlo_lines(m.trace.programs[launch.key].stablehlo())  # type: ignore[attr-defined]
+            lowered[launch.key] = {}
+            with contextlib.suppress(LookupError):  # a profile read from a file holds the text of few programs
+                lowered[launch.key] = stablehlo_lines(m.trace.programs[launch.key].stablehlo())  # type: ignore[attr-defined]
         made = ladder(g, launch, records, module, lowered[launch.key])
         out.append(Rungs(row, f"{number.plural(len(g.ops), 'op')} to {g.name}", made))
     return tuple(out)
