@@ -282,6 +282,8 @@ def _rungs(m: Metrics, groups, records, table: Table) -> tuple[Rungs, ...]:
         if launch.key not in lowered:
             lowered[launch.key] = {}
             with contextlib.suppress(LookupError):  # a profile read from a file holds the text of few programs
+                lowered[launch.key] = {}
+            with contextlib.suppress(LookupError):  # a profile read from a file holds the text of few programs
                 lowered[launch.key] = stablehlo_lines(m.trace.programs[launch.key].stablehlo())  # type: ignore[attr-defined]
         made = ladder(g, launch, records, module, lowered[launch.key])
         out.append(Rungs(row, f"{number.plural(len(g.ops), 'op')} to {g.name}", made))
