@@ -133,6 +133,25 @@ class Profile:
         """FLOPs per byte of each cost, under this machine's measured roofs or the chip's published ones."""
         return self.view("roofline")
 
+    def on(self, chip: str = "v6e", deep: bool = False, limit: float | None = None):
+        """What XLA:TPU makes of the same programs, without a TPU: a tpu_lab.aot.Compiled that shows itself.
+
+        chip: v4, v5e, v5p, v6e, v7x, or a slice such as "v6e:2x4". deep, limit: see `tpu_lab.compile_for`.
+        """
+        from tpu_lab import aot
+
+        return aot.on(self, chip, deep, limit)
+
+    def chip_view(self, chip: str, rows: int | None = None):
+        """The view of `on(chip)` with at most `rows` kinds of buffers; when there is none, a view that says why."""
+        from tpu_lab import aot
+        from tpu_lab.viz import v6e
+
+        try:
+            return v6e.draw(self.on(chip), limit=rows)
+        except (aot.CompileError, ValueError) as error:
+            return v6e.said(str(error))
+
     def to_html(self, path) -> None:
         """One file: works offline, holds no script."""
         from tpu_lab import export
