@@ -93,7 +93,7 @@ def test_no_variable_is_expanded(shell, shown):
         ("-n three x", "invalid int value"),
         ("--mode fast x", "invalid choice"),
         ("--view fusion x", "no view 'fusion'"),
-        ("--chip v6e x", "does not have yet"),
+        ("--chip v9 x", "choose v4, v5e, v5p, v6e, v7x"),
         ("-s wasted --view ops x", "ops cannot be sorted by wasted: add --view summary or cache"),
         ("-s fast x", "invalid choice"),
         ("-l 0 x", "at least 1 row"),

@@ -12,16 +12,23 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tpu_lab import aot_compiler
+from tpu_lab import fusions as fused
 from tpu_lab.aot_compiler import Answer, CompileError
 from tpu_lab.placement import Placed
 from tpu_lab.targets import Target, target
 from tpu_lab.trace import LaunchRecord, OpRecord, Trace
 
+if TYPE_CHECKING:
+    from tpu_lab.metrics import Metrics
+
 MOST = 12  # programs of one step: more is an eager run, op by op
+_ESTIMATE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = .*\"estimated_cycles\":\"(\d+)\"", re.M)
 __all__ = ["CompileError", "Compiled", "Part", "compile_for", "on"]
 
 
@@ -44,8 +51,8 @@ class Compiled:
     buffers as a DataFrame, `fusions` the groups on the source's lines.
     """
 
-    def __init__(self, trace: Trace, goal: Target, parts: tuple[Part, ...]) -> None:
-        self.trace, self.target, self.parts = trace, goal, parts
+    def __init__(self, trace: Trace, goal: Target, parts: tuple[Part, ...], beside: Metrics | None = None) -> None:
+        self.trace, self.target, self.parts, self._beside = trace, goal, parts, beside
 
     @property
     def main(self) -> Part:
@@ -90,11 +97,38 @@ class Compiled:
         return self.view.rows
 
     @functools.cached_property
-    def groups(self):
-        """The fusion groups of all programs (tpu_lab.fusions.Group), timing "bound"; with deep=True "estimated"."""
-        from tpu_lab import fusion_bounds
+    def groups(self) -> tuple[fused.Group, ...]:
+        """What XLA:TPU joined, as `tpu_lab.fusions.Group`s in running order; their times are bounds by the roofline."""
+        programs = []
+        for part in self.parts:
+            if part.placed is not None:
+                apart = fused.taken_apart(part.placed.module, part.ops, part.launch, f"XLA:TPU {self.target.name}")
+                programs.append(replace(apart, groups=tuple(self._bounded(part.placed, g) for g in apart.groups)))
+        return fused.finished(programs, {op.index: op for op in self.trace.ops})
 
-        return fusion_bounds.groups(self)
+    def _bounded(self, placed: Placed, group: fused.Group) -> fused.Group:
+        moving = sum(placed.moved.get(group.name, (0, 0))) / self.target.bandwidth
+        return replace(group, ns=1e9 * max(moving, group.flops / self.target.flops), timing="bound")
+
+    @functools.cached_property
+    def fusions(self):
+        """The groups on the source's lines; those of the CPU that ran the same code on the left, if it did."""
+        from tpu_lab.metrics import Metrics
+        from tpu_lab.viz import fusions as drawn
+
+        note = f"{self.target.name} compiled ahead of time by libtpu {self.main.answer.libtpu}, nothing ran on a TPU"
+        if self._beside is not None:
+            return drawn.draw(self._beside, right=self.groups, note=note)
+        return drawn.draw(Metrics(self.trace), groups=self.groups, note=note)
+
+    @functools.cached_property
+    def estimates(self) -> dict[str, int]:
+        """With deep=True: the compiler's own estimate for each instruction, in cycles; it has none for gathers,
+        scatters, collectives, copies and Pallas kernels. RuntimeError without deep=True."""
+        texts = [p.answer.deep for p in self.parts]
+        if not all(texts):
+            raise RuntimeError("the compiler estimates only what it makes machine code of: compile_for(..., deep=True)")
+        return {name: int(cycles) for text in texts for name, cycles in _ESTIMATE.findall(text) if int(cycles)}
 
     def __getattr__(self, name: str):
         if name.startswith("_") or name not in ("text", "lines", "html", "title", "finding", "body"):
@@ -166,10 +200,10 @@ def on(profile, chip: str = "v6e", deep: bool = False, limit: float | None = Non
     launches = m.launches_in(m.span) or list(profile.trace.launches)
     if not launches:
         raise ValueError("the profile has no launch: nothing ran on 'tpu' in it")
-    return _compile(profile.trace, launches, goal, deep, limit)
+    return _compile(profile.trace, launches, goal, deep, limit, m)
 
 
-def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | None) -> Compiled:
+def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | None, beside=None) -> Compiled:
     by_index = {op.index: op for op in trace.ops}
     times: dict[str, int] = {}
     first: dict[str, LaunchRecord] = {}
@@ -185,7 +219,7 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
         )
     parts = []
     for key, launch in first.items():
-        program = trace.programs.get(key)
+        program: Any = trace.programs.get(key)
         if program is None or not hasattr(program, "lower"):
             raise ValueError("the profile was read from a file: its programs are not there any more, record it again")
         ops = tuple(by_index.get(i) for i in launch.ops)
@@ -194,9 +228,21 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
         if answer.hlo and answer.buffers:
             leaves = [name for name, _ in program.view.leaves]
             placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops, leaves)
-        text = program.hlo() if program.compiled is not None and trace.meta.get("platform") == "cpu" else ""
-        parts.append(Part(launch, ops, times[key], answer, placed, text.count(" fusion(") if text else None))
-    return Compiled(trace, goal, tuple(parts))
+        ran = beside is not None and trace.meta.get("platform") == "cpu"
+        if beside is None:
+            program.compiled = _Text(answer.hlo)  # it never ran: this is what was made of it
+        parts.append(Part(launch, ops, times[key], answer, placed, program.hlo().count(" fusion(") if ran else None))
+    return Compiled(trace, goal, tuple(parts), beside)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Stands for an executable where only its text is wanted."""
+
+    hlo: str
+
+    def as_text(self) -> str:
+        return self.hlo
 
 
 def _worth(trace: Trace, first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:

@@ -42,23 +42,16 @@ class Allocation:
     space: int  # HBM, VMEM, or another
     kind: str  # "argument" | "result" | "temporary" | "constant" | "scratch" (inside one instruction)
     parameter: int | None  # of the entry computation
-    values: tuple[Value, ...]
+    values: list[Value]
 
 
 def parse(text: str) -> tuple[Allocation, ...]:
     """The allocations. ValueError when the text is none of a buffer assignment."""
     out: list[Allocation] = []
-    head: tuple | None = None
     values: list[Value] = []
-
-    def close() -> None:
-        if head is not None:
-            out.append(Allocation(*head, tuple(values)))
-            values.clear()
-
     for line in text.splitlines():
         if match := _ALLOCATION.match(line):
-            close()
+            values = []
             about = match[3]
             colour = re.search(r", color (\d+)", about)
             parameter = re.search(r", parameter (\d+)", about)
@@ -67,14 +60,11 @@ def parse(text: str) -> tuple[Allocation, ...]:
                 kind = "result"
             elif "thread-local" in about:
                 kind = "scratch"
-            head = (
-                int(match[1]), int(match[2]), int(colour[1]) if colour else 0, kind,
-                int(parameter[1]) if parameter else None,
-            )  # fmt: skip
+            number = int(parameter[1]) if parameter else None
+            out.append(Allocation(int(match[1]), int(match[2]), int(colour[1]) if colour else 0, kind, number, values))
         elif match := _VALUE.match(line):
             index = tuple(int(i) for i in match[2].split(",") if i) if match[2] else ()
             values.append(Value(match[1], index, int(match[3]), int(match[4]), match[5]))
-    close()
     if not out:
         raise ValueError("this is not the text of a buffer assignment: it lists no allocation")
     return tuple(out)

@@ -117,10 +117,6 @@ class _Holder:
 
 
 def _check(args, code: str) -> None:
-    if args.chip:
-        raise UsageError(
-            f"--chip {args.chip} needs the TPU compiler's view, which this version does not have yet: leave it out"
-        )
     if not code.strip():
         raise UsageError("%tpu_profile needs a statement, and %%tpu_profile a cell: %tpu_profile? shows examples")
 

@@ -1,6 +1,6 @@
 """The options of `%tpu_profile`: one list for the magic, for `tpu-lab profile` and for `tpu-lab convert`.
 
-Standard library only. Options come before the code, and the code may hold any `-x` itself: `split` finds where it begins.
+Options come before the code, and the code may hold any `-x` itself: `split` finds where it begins.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import shlex
 from typing import Any
+
+from tpu_lab import targets
 
 SORTS = ("time", "wasted", "bytes", "flops", "compiles")
 MODES = ("fused", "strict", "debug")
@@ -127,6 +129,11 @@ def check(args, views: tuple[str, ...], orders) -> None:
         )
     if args.limit is not None and args.limit < 1:
         raise Mistake("-l wants at least 1 row")
+    if args.chip:
+        try:
+            targets.target(args.chip)
+        except ValueError as error:
+            raise Mistake(str(error)) from None
     variable = getattr(args, "variable", None)
     if variable and not variable.isidentifier():
         raise Mistake(f"-v wants a name to store the profile in, not {variable!r}")
@@ -134,9 +141,10 @@ def check(args, views: tuple[str, ...], orders) -> None:
 
 def shown(profile, args) -> list:
     """The views that the options ask for, in their order; a view that does not know `-s` keeps its own order."""
-    return [
+    views = [
         profile.view(v, args.limit, args.sort if args.sort in profile.orders(v) else None) for v in names(args.view)
     ]
+    return [*views, profile.chip_view(args.chip, args.limit)] if args.chip else views
 
 
 def write(profile, args, views: list) -> list[str]:

@@ -97,27 +97,31 @@ class Placed:
         ]  # fmt: skip
 
     @cached_property
-    def traffic(self) -> tuple[int, int]:
-        """(bytes read from HBM, bytes written to it) by the layouts, at least: bodies of loops count once."""
-        read = written = 0
-        entry = self.module.entry
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """Instruction of the entry -> bytes (read from HBM, written to it) by the layouts, at least: loops count once."""
+        out, entry = {}, self.module.entry
         for i in entry.instructions:
             if i.opcode in FREE or i.opcode.endswith("-done"):
                 continue
-            out = _arrays(i)
             if i.opcode in ("copy-start", "async-start"):  # only what moves: its result holds the source, too
                 size = min((hlo.padded_bytes(a) for a in hlo.arrays(i.shape)[:2]), default=0)
-                read += size * any(hlo.space(entry.by_name[o].shape) == HBM for o in i.operands)
-                written += size * any(hlo.space(a) == HBM for a in out)
+                read = size * any(hlo.space(entry.by_name[o].shape) == HBM for o in i.operands)
+                out[i.name] = read, size * any(hlo.space(a) == HBM for a in _arrays(i))
                 continue
-            taken = self._taken(i)
+            read, taken = 0, self._taken(i)
             for k, operand in enumerate(i.operands):
                 shape = entry.by_name[operand].shape
                 if hlo.space(shape) == HBM and entry.by_name[operand].opcode != "tuple":
                     read += min(taken.get(k, hlo.padded_bytes(shape)), hlo.padded_bytes(shape))
             update = self._update(i)
-            written += update if update is not None else sum(hlo.padded_bytes(a) for a in out if hlo.space(a) == HBM)
-        return read, written
+            whole = sum(hlo.padded_bytes(a) for a in _arrays(i) if hlo.space(a) == HBM)
+            out[i.name] = read, whole if update is None else update
+        return out
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes (read from HBM, written to it) in one run, at least."""
+        return sum(r for r, _ in self.moved.values()), sum(w for _, w in self.moved.values())
 
     @property
     def bound_ns(self) -> tuple[float, float]:
@@ -131,9 +135,9 @@ class Placed:
         for a in self.allocations:
             if a.space not in (HBM, VMEM) or a.kind == "scratch":
                 continue
-            values = a.values
+            values: Sequence[Value] = a.values
             if a.kind == "argument":  # its results lie in the same place
-                values = tuple(v for v in values if self._opcode(v) == "parameter") or values[:1]
+                values = [v for v in values if self._opcode(v) == "parameter"] or values[:1]
             alive = set(self._fullest(a))
             out += [self._buffer(a, v, a.kind != "temporary" or v in alive) for v in values if v.shape[:1] != "("]
         return sorted(out, key=lambda b: (-b.held, b.name))
@@ -152,7 +156,7 @@ class Placed:
 
     # --- who made it, who reads it ---------------------------------------------------------------------------------
 
-    def _fullest(self, a: Allocation) -> tuple[Value, ...]:
+    def _fullest(self, a: Allocation) -> Sequence[Value]:
         return assignment.fullest(a, self._lives)[1] if a.kind == "temporary" else a.values
 
     def _opcode(self, v: Value) -> str:
@@ -301,7 +305,7 @@ class Placed:
         out = {}
         for inner in called.instructions if called else ():
             if inner.opcode == "parameter":
-                users = called.users[inner.name]
+                users = called.users[inner.name] if called else ()
                 if users and all(u.opcode in _TAKES or _is_update_of(u, inner.name) for u in users):
                     out[self._number(inner.name)] = sum(hlo.nbytes(u.shape) for u in users if u.opcode in _TAKES)
         return out

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 GIB, MIB = 1 << 30, 1 << 20
 ROWS, FOLDED = 6, 40  # kinds of buffers before the fold, and at most in it
+COLUMNS = "program name space kind owner what op module file line shape layout logical held fullest".split()
 OUT_OF = re.compile(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)")
 
 
@@ -110,11 +111,19 @@ def draw(compiled: Compiled, limit: int | None = None, sort: str | None = None) 
     )  # fmt: skip
 
 
+def said(sentence: str) -> View:
+    """A view for when there is nothing to draw: it says why."""
+    import pandas as pd
+
+    head, _, rest = sentence.partition(": ")
+    page = template("said.html", title=head, rest=rest)
+    return View("v6e", head, sentence, lambda: pd.DataFrame(columns=COLUMNS), lambda: [[(head, "b")], [rest]], lambda: page)
+
+
 def rows(compiled: Compiled):
     """One row a buffer, largest first; bytes."""
     import pandas as pd
 
-    columns = "program name space kind owner what op module file line shape layout logical held fullest".split()
     out = []
     for n, part in enumerate(compiled.parts):
         for b in part.placed.buffers if part.placed else ():
@@ -122,7 +131,7 @@ def rows(compiled: Compiled):
                 n, b.name, b.space, b.kind, b.owner, b.what, b.op, b.module, b.file, b.line, b.shape, b.layout,
                 b.logical, b.held, b.fullest,
             ))  # fmt: skip
-    return pd.DataFrame(out, columns=columns)
+    return pd.DataFrame(out, columns=COLUMNS)
 
 
 def title(c: Compiled) -> str:

@@ -37,11 +37,8 @@ def facts(c: Compiled) -> tuple:
     if not placed:
         return ()
     fusions = sum(times * p.fusions for times, p in placed)
-    cpu = [p.cpu_fusions for p in c.parts]
-    if all(n is not None for n in cpu):
-        beside = f"XLA:CPU makes {number.count(sum(n * p.times for n, p in zip(cpu, c.parts)))}"
-    else:
-        beside = f"in {number.plural(len(c.parts), 'program')}"
+    cpu = [p.cpu_fusions * p.times for p in c.parts if p.cpu_fusions is not None]
+    beside = f"XLA:CPU makes {number.count(sum(cpu))}" if cpu else f"in {number.plural(len(c.parts), 'program')}"
     moved = sum(times * sum(p.traffic) for times, p in placed)
     compute = sum(times * p.bound_ns[1] for times, p in placed)
     bound, unit = number.time_pair(c.bound_ns)
