@@ -73,10 +73,12 @@ def make(value, where: Base, size, stride, dtype: torch.dtype, offset: int = 0) 
 
     value: jax.Array or Pending of `where.shape`; size, stride, offset in elements of `dtype`.
     """
-    storage = new_storage(where.nbytes)
+    tensor = _create(size, dtype)
+    storage = tensor.untyped_storage()
+    storage._swap_data_ptr_(new_storage(where.nbytes))  # its own is empty
     storage._tpu = Cell(value, where)
-    tensor = _create((), dtype)
-    _set(_KERNEL_KEYS, tensor, storage, offset, size, stride)
+    if offset or tensor.stride() != stride:  # not contiguous; set_ costs more than all the rest
+        _set(_KERNEL_KEYS, tensor, storage, offset, size, stride)
     return tensor
 
 
