@@ -17,15 +17,17 @@ from tpu_lab.trace import CompileRecord, LaunchRecord, OpRecord, Trace, WaitReco
 
 SCHEMA, VERSION = "tpu-lab-profile", 1
 _KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord}
+PAGE = 800_000  # characters of the views in a page
 TEXT_BYTES = 8 << 20  # of compressed program texts in a file
 STABLEHLO = 16  # programs whose StableHLO is stored: making it means tracing again
 
 
 def to_html(profile, path) -> None:
     """The summary with every other view folded in it, as one offline file."""
-    from tpu_lab.viz import view
+    from tpu_lab.viz import summary, view
 
-    Path(path).write_text(view.page(profile.summary), encoding="utf-8")
+    whole = summary.draw(profile.metrics, room=PAGE)
+    Path(path).write_text(view.page(whole), encoding="utf-8")
 
 
 def to_json(profile, path) -> None:

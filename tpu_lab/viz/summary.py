@@ -8,10 +8,12 @@ from typing import Any
 from tpu_lab import advice
 from tpu_lab.metrics import PARTS, Metrics, Split
 from tpu_lab.place import place
-from tpu_lab.viz import cache, frame, lanes, misses, number, ops, summary_text, theme
+from tpu_lab.viz import cache, frame, fusions, lanes, misses, number, ops, roofline, summary_text, theme
 from tpu_lab.viz.view import View, template
 
 TOP = 5
+ROOM = 200_000  # of the 300 KB that a cell may take
+FOLDED = (ops, fusions, cache, roofline)  # the views inside, each a closed fold that says its finding
 SORTS = tuple(dict.fromkeys((*ops.SORTS, *cache.SORTS)))
 ORDER = ("device", "dispatch", "Python", "transfer", "idle", "compile")
 PAINTS = {"dispatch": "dispatch", "Python": "python", "transfer": "move", "idle": "idle", "compile": "compile"}
@@ -118,17 +120,19 @@ class Model:
     findings: tuple = ()
     views: tuple[View, ...] = ()
     foot: tuple[str, str] = ("", "")
+    room: int = 0  # characters for the views inside
 
 
-def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
-    """limit: how many costs are listed. sort: an order of the views inside; the summary itself has one order."""
+def draw(m: Metrics, limit: int | None = None, sort: str | None = None, room: int = ROOM) -> View:
+    """limit: how many costs are listed. sort: an order of the views inside; the summary itself has one order.
+    room: characters for the views inside; one that does not fit is named, not drawn."""
     if sort is not None and sort not in SORTS:
         raise ValueError(f"the summary sorts the views in it by {', '.join(SORTS)}, not by {sort!r}")
     store: dict = {}
 
     def model() -> Model:
         if "model" not in store:
-            store["model"] = _model(m, limit or TOP, sort)
+            store["model"] = _model(m, limit or TOP, sort, room)
         return store["model"]
 
     title = _title(m)
@@ -208,7 +212,7 @@ def _facts(m: Metrics) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def _model(m: Metrics, top: int, sort: str | None) -> Model:
+def _model(m: Metrics, top: int, sort: str | None, room: int) -> Model:
     title, meta = _title(m), tuple(frame.provenance(m))
     if frame.nothing(m):
         return Model(title, meta, hint="" if m.trace.meta.get("recording") else frame.nothing_hint(m))
@@ -237,7 +241,7 @@ def _model(m: Metrics, top: int, sort: str | None) -> Model:
         (number.count(len(m.ops_in(span))), number.count(len(m.launches_in(span)))), lanes.ops_lane(m, span), lanes.phases(m, span), lane,
         words, device, device_words, tuple(kinds), strip, strip_words, why, then, site, unit, costs, others,
         "device time a step" if m.steady else "device time", tuple(advice.findings(m)),
-        tuple(v.draw(m, sort=sort if sort in v.SORTS else None) for v in (ops, cache)), _foot(m),
+        tuple(v.draw(m, sort=sort if sort in getattr(v, "SORTS", ()) else None) for v in FOLDED), _foot(m), room,
     )  # fmt: skip
 
 
