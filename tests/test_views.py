@@ -12,11 +12,11 @@ from tpu_lab import advice
 from tpu_lab.chips import Peak
 from tpu_lab.metrics import Metrics
 from tpu_lab.trace import LaunchRecord, OpRecord, Trace, WaitRecord
-from tpu_lab.viz import cache, fusions, number, ops, roofline, summary, theme, view
+from tpu_lab.viz import cache, fusions, memory, number, ops, roofline, summary, theme, view
 
 PEAK = Peak(182e9, "f32", "this CPU\u2019s f32 matmul", "a test", 21.4e9, "this CPU\u2019s memory", "a test")
 FIXTURES = ("mingpt", "strict", "growing", "empty", "hostile")
-VIEWS = {"summary": summary, "ops": ops, "fusions": fusions, "cache": cache, "roofline": roofline}
+VIEWS = {"summary": summary, "ops": ops, "fusions": fusions, "cache": cache, "roofline": roofline, "memory": memory}
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 MS = 1_000_000
 

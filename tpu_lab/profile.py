@@ -24,7 +24,7 @@ from tpu_lab import trace as _trace
 from tpu_lab.trace import Trace
 
 MODES = ("fused", "strict", "debug")
-VIEWS = ("summary", "ops", "fusions", "cache", "roofline")
+VIEWS = ("summary", "ops", "fusions", "cache", "memory", "roofline")
 
 
 class Profile:
@@ -127,6 +127,11 @@ class Profile:
         """What a terminal shows, without colours."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"{self}\n")
+
+    @functools.cached_property
+    def memory(self):
+        """Live bytes over program order, and who holds what at the peak."""
+        return self.view("memory")
 
     @functools.cached_property
     def roofline(self):
@@ -306,6 +311,7 @@ class _Profiler:
             trace.meta["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         try:
             _hook("launches", "drain")()
+            _hook("live", "finish")(trace)
         finally:
             try:
                 if _trace.active is trace:

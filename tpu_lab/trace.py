@@ -123,6 +123,7 @@ class HeldRecord:
     bytes: int
     owner: str  # weights | optimizer | gradients | inputs (came from the host) | before (older than the trace) | "" a result
     name: str  # "h.0.attn.qkv.weight", "exp_avg of h.0.attn.qkv.weight"; "" for results
+    taken: bool = False  # it ended as its memory was given to a result of launch `died` (donation)
 
 
 @dataclass
@@ -149,7 +150,7 @@ class Trace:
     meta: dict = field(default_factory=dict)  # mode, platform, device, versions, cores
 
     def add(self, kind: str, record) -> None:
-        """Append to `ops`, `launches`, `compiles`, `waits` or `live`, or count it as dropped."""
+        """Append to `ops`, `launches`, `compiles`, `waits`, `live` or `held`, or count it as dropped."""
         records = getattr(self, kind)
         if len(records) < self.limit:
             records.append(record)

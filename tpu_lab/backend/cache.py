@@ -45,6 +45,13 @@ class Program:
         """The optimised HLO text. A scope "<index>:<op>" in an instruction's op_name is the index-th op of a launch."""
         return self.compiled.as_text()
 
+    def scratch(self) -> int | None:
+        """Bytes of temporary buffers while it runs, as the compiler planned them; None when it does not say."""
+        try:
+            return int(self.compiled.memory_analysis().temp_size_in_bytes)
+        except (AttributeError, NotImplementedError, RuntimeError):
+            return None
+
     def lower(self, platform: str | None = None):
         """The program traced and lowered again (jax.stages.Lowered), for "cpu" or "tpu": needs no such device."""
         traced = self.call.trace(*self.avals)

@@ -109,7 +109,8 @@ class CompiledGraph:
             if active is not None:
                 after, donated = time.perf_counter_ns(), len(plan.donate) if program is plan.programs[1] else 0
                 counts = len(arrays), len(out), donated
-                compiled_records.write(self, active, program, made, start, before, after, counts, token)
+                taken = [arrays[n] for n in plan.donate] if donated else ()
+                compiled_records.write(self, active, program, made, start, before, after, counts, token, arrays, out, taken)
             if checks:
                 bounds.watch(token, checks)
             if state.mode() is state.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:

@@ -36,14 +36,14 @@ class Link:
         return site if site.file else self.site
 
 
-def write(graph, active: trace.Trace, program, made, start, before, after, counts, token) -> None:
-    """Append the records of one launch. counts: (inputs, outputs, donated)."""
+def write(graph, active: trace.Trace, program, made, start, before, after, counts, token, arrays, out, taken) -> None:
+    """Append the records of one launch. counts: (inputs, outputs, donated); arrays, out, taken: see live.py."""
     began = time.perf_counter_ns()
-    launch, site = launches.so_far(active), graph.link.site_of(graph.phase)
+    launch, site = active.launch_count, graph.link.site_of(graph.phase)
     phase = "backward" if graph.phase == "backward" else "optimizer" if recorder.optimizer else "forward"
-    first = active.meta.get("ops", 0)
+    first = active.op_count
     infos, link = graph.describe(), graph.link
-    active.meta["ops"] = first + len(infos)
+    active.op_count = first + len(infos)
     known = link.ops if phase == "backward" and link.owner is active else {}
     each = 0
     for index, info in enumerate(infos, first):
@@ -51,6 +51,7 @@ def write(graph, active: trace.Trace, program, made, start, before, after, count
         record = trace.OpRecord(
             index, info.name, info.inputs, info.outputs, info.static, info.kind, info.module, file, line, code, phase,
             known.get(info.seq), launch, info.flops, info.nbytes, start, each,
+            recomputed=info.again and phase == "backward",
         )  # fmt: skip
         active.add("ops", record)
         each = each or time.perf_counter_ns() - began
@@ -58,8 +59,8 @@ def write(graph, active: trace.Trace, program, made, start, before, after, count
         link.owner, link.ops = active, {}
         for index, info in enumerate(infos, first):
             link.ops.setdefault(info.seq, index)
-    waiting = active.meta.get("unlaunched", [])
-    active.meta["unlaunched"] = list(range(first, first + len(infos)))
+    waiting = active.unlaunched
+    active.unlaunched = list(range(first, first + len(infos)))
     times = (start, before, after)
-    launches.record(active, program, made, "compiled", "compiled", site, times, launches.Counts(*counts), token)
-    active.meta["unlaunched"] = waiting
+    launches.record(active, program, made, "compiled", "compiled", site, times, launches.Counts(*counts), token, arrays, out, program.extra.made, taken)
+    active.unlaunched = waiting

@@ -28,6 +28,7 @@ class Recipe:
     used: int = 0  # random numbers drawn
     written: tuple[int, ...] = ()  # array arguments that the graph writes
     results: list[tuple] = field(default_factory=list)  # see _results
+    made: list = field(default_factory=list)  # for each array that comes out the position of its op in the graph, or None
     checks: list[tuple] = field(default_factory=list)  # (op's index in the graph, signature) for each op with indices
 
 
@@ -67,6 +68,10 @@ def trace(module, on_cpu: list[bool], plan: Plan, recipe: Recipe, static: list, 
         out = [executor.traced(cells[n]) for n in changed]
         recipe.written, recipe.used = tuple(changed), context.used
         recipe.results = _results(outputs, on_cpu, inputs, cells, out)
+        makers, recipe.made = fxgraph.makers(module), [None] * len(out)
+        for position, result in enumerate(recipe.results):
+            if result[0] in ("new", "cpu"):
+                recipe.made[result[1]] = makers[position]
         recipe.checks = [(node, sig) for node, sig, _ in context.checks]
         worst = [w for _, _, w in context.checks]
         done = jnp.concatenate(worst) if worst else jnp.zeros((), jnp.uint8)

@@ -11,7 +11,7 @@ import time
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, causes, interrupts, launches, precision, state, where
+from tpu_lab.backend import bounds, causes, interrupts, launches, owners, precision, state, where
 from tpu_lab.backend.cache import Refused, cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
@@ -94,7 +94,7 @@ def _launch(sig, values, floats, ints, mode):
         word = "debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict"
         site = launches.op_site or where.site()  # in backward that of the forward op
         counts = launches.Counts(len(values), len(out), 0)
-        launches.record(active, program, made, word, word, site, (start, before, _now()), counts, out, (*values, *out))
+        launches.record(active, program, made, word, word, site, (start, before, _now()), counts, _smallest(out), values, out)
     if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
         bounds.look(wait=True)
     return out
@@ -104,6 +104,11 @@ def checks_of(sig) -> list:
     """What to say when an index of this call is out of range."""
     site = launches.op_site or where.site()
     return [bounds.Check(text, sig.name, site) for text in sig.bounds.texts]
+
+
+def _smallest(out: list):
+    """One result to wait for: all are ready at once, and the clock's thread should keep as little alive as can be."""
+    return out[0] if len(out) == 1 else min(out, key=lambda array: array.size) if out else out
 
 
 def _compile_op(sig, values, floats, ints, mode):
@@ -153,6 +158,7 @@ def flush(reason: str | None) -> None:
                 raise
         with no_interrupt():
             done, graph = graph, Graph()
+            at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
             done.nodes = []  # drop our references to the leaves: donation needs them gone
             before = _now() if active is not None else 0
             arrays, token = program.call(plan.floats, plan.ints, *plan.leaves)
@@ -165,8 +171,9 @@ def flush(reason: str | None) -> None:
             counts = launches.Counts(len(plan.leaves), len(arrays), len(plan.donated))
             times = (start, before, after)
             taken = [plan.leaves[n] for n in plan.donated]
-            moved = (*plan.leaves, *arrays)
-            launches.record(active, program, made, reason, "fused", where.site(), times, counts, token, moved, taken)
+            site = where.site()
+            launches.record(active, program, made, reason, "fused", site, times, counts, token, plan.leaves, arrays, at, taken)
+            owners.settle(plan.alive)
 
 
 def _compile_graph(plan):

@@ -46,6 +46,7 @@ class OpInfo:
     seq: int  # autograd sequence number, the same for an op and its backward; -1 if unknown
     flops: int
     nbytes: int
+    again: bool = False  # a forward op that the partitioner put into the backward graph, too, rather than keep its result
 
 
 def execute(module: torch.fx.GraphModule, inputs: list) -> list:
@@ -133,6 +134,18 @@ def describe(module: torch.fx.GraphModule) -> list[OpInfo]:
     return [_info(node) for node in module.graph.nodes if is_op(node)]
 
 
+def makers(module: torch.fx.GraphModule) -> list[int | None]:
+    """For each result of the graph the index of the op (as in `describe`) that made it; None for an argument."""
+    index = {node: i for i, node in enumerate(n for n in module.graph.nodes if is_op(n))}
+    results = next(n for n in reversed(module.graph.nodes) if n.op == "output").args[0]
+    out = []
+    for node in results if isinstance(results, (list, tuple)) else [results]:
+        while isinstance(node, Node) and node not in index:  # an element of a list of results
+            node = node.args[0] if node.op == "call_function" and node.args else None
+        out.append(index.get(node))
+    return out
+
+
 def _info(node: Node) -> OpInfo:
     operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     outputs = _tensors(node.meta.get("val"))
@@ -145,7 +158,7 @@ def _info(node: Node) -> OpInfo:
     return OpInfo(
         name_of(node.target), tuple(_aval(n.meta["val"]) for n in operands), tuple(map(_aval, outputs)), static, kind,
         _module(stack), file, line, linecache.getline(file, line).strip() if file else "", node.meta.get("seq_nr", -1),
-        flops, nbytes,
+        flops, nbytes, node.meta.get("partitioner_tag") == "is_forward",
     )  # fmt: skip
 
 

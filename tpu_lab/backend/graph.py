@@ -6,6 +6,7 @@ numbers, who is alive, what may be donated) is worked out at the flush.
 
 from __future__ import annotations
 
+import bisect
 import sys
 import weakref
 from typing import NamedTuple
@@ -150,6 +151,13 @@ class Graph:
                     room[shape] -= 1
                     donated.append(n)
         return tuple(donated)
+
+    def made(self, positions: tuple, recorded: int) -> list:
+        """For each of these values the position of its op among the last `recorded` nodes; None before them."""
+        starts = [node.start for node in self.nodes]
+        earlier = len(starts) - recorded  # nodes from before the profile
+        at = (bisect.bisect_right(starts, p) - 1 - earlier for p in positions)
+        return [n if n >= 0 else None for n in at]
 
     def bases(self) -> list:
         """(shape, dtype) of each value of the graph."""

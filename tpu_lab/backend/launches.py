@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import threading
 import time
@@ -27,70 +26,67 @@ class Counts(NamedTuple):
     donated: int
 
 
-def so_far(active: trace.Trace) -> int:
-    """The index that the next launch record will have."""
-    return active.meta.get("launches", 0)
-
-
-def record(active, program, made, reason, mode, site, times, counts: Counts, wait_for, arrays=None, taken=()) -> None:
+def record(active, program, made, reason, mode, site, times, counts: Counts, wait_for, inputs, outputs, at=None, taken=()) -> None:
     """Append a LaunchRecord (and a CompileRecord if `made`, the program, is new).
 
     times: (start, call into XLA, call returned), host clock in ns. wait_for: an output that is ready when the launch
-    is; the clock's thread holds it until then, so it must not be one whose donation matters. arrays, taken: see live.py.
+    is; the clock's thread holds it until then, so it must not be one whose donation matters. inputs, outputs, at, taken: see live.py.
     """
     start, before, after = times
-    index = so_far(active)
-    active.meta["launches"] = index + 1
+    index = active.launch_count
+    active.launch_count = index + 1
     compile_ns = 0 if made is None else round(sum(made.seconds) * 1e9)
-    ops = tuple(active.meta.get("unlaunched", ()))
-    active.meta["unlaunched"] = []
+    ops, active.unlaunched = tuple(active.unlaunched), []
     launch = trace.LaunchRecord(
-        index=index, ops=ops, cache="hit" if made is None else "disk" if made.tier == "disk" else "miss",
-        reason=reason, file=site.file, line=site.line, code=site.code, mode=mode, key=program.digest, time_ns=start,
-        lookup_ns=max(before - start - compile_ns, 0), compile_ns=compile_ns, dispatch_ns=after - before, device_ns=0,
-        flops=program.flops, bytes=program.nbytes, inputs=counts.inputs, outputs=counts.outputs,
-        donated=counts.donated, step=len(active.steps),
+        index, ops, "hit" if made is None else "disk" if made.tier == "disk" else "miss", reason, site.file, site.line,
+        site.code, mode, program.digest, start, max(before - start - compile_ns, 0), compile_ns, after - before, 0,
+        program.flops, program.nbytes, counts.inputs, counts.outputs, counts.donated, len(active.steps),
     )  # fmt: skip
-    position = len(active.launches)
+    kept = len(active.launches) < active.limit
     active.add("launches", launch)
     active.programs[program.digest] = program  # hlo(), stablehlo(), lower(platform): what ran, as text
-    live.point(active, arrays, taken)
+    live.point(active, inputs, outputs, ops, at, taken)
     if made is not None:
         active.add("compiles", record_compile(made, index))
-    if position < len(active.launches):
-        _watch((active, position, before, wait_for))
+    if kept:
+        _clock(launch, before, after, wait_for)
 
 
 # --- the device clock ------------------------------------------------------------------------------------------------
 
 _watched: queue.SimpleQueue = queue.SimpleQueue()
 _watcher: threading.Thread | None = None
+_asked = _seen = 0  # launches given to the watcher, and those it has done with
+_last = 0  # when the newest finished launch was ready
 
 
-def _watch(item) -> None:
-    global _watcher
+def _clock(launch, before, after, wait_for) -> None:
+    """Note when the launch is ready: at once for a small program that ran within its dispatch, else when the thread sees it."""
+    global _watcher, _asked, _last
+    if _asked == _seen and (wait_for[0] if wait_for.__class__ is list and wait_for else wait_for).is_ready():
+        launch.device_ns, launch.ready_ns, _last = max(after - max(before, _last), 0), after, after
+        return
     if _watcher is None or not _watcher.is_alive():
         _watcher = threading.Thread(target=_watch_loop, name="tpu_lab device clock", daemon=True)
         _watcher.start()
-    _watched.put(item)
+    _asked += 1
+    _watched.put((launch, before, wait_for))
 
 
 def _watch_loop() -> None:
     """Note when each launch is ready: device time = ready - max(its dispatch, the one before it ready)."""
-    last = 0
+    global _seen, _last
     while True:
         item = _watched.get()
         if isinstance(item, threading.Event):
             item.set()
             continue
-        active, position, before, wait_for = item
+        launch, before, wait_for = item
         with contextlib.suppress(Exception):  # a deleted or failed result has no time of its own
             jax.block_until_ready(wait_for)
             ready = _now()
-            launch = active.launches[position]
-            begun = max(before, last)
-            active.launches[position] = dataclasses.replace(launch, device_ns=max(ready - begun, 0), ready_ns=ready)
-            last = ready
+            launch.device_ns, launch.ready_ns, _last = max(ready - max(before, _last), 0), ready, ready
+        _seen += 1
         del item, wait_for
 
 

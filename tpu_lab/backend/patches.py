@@ -18,6 +18,7 @@ from tpu_lab.backend import (
     interrupts,
     layouts,
     modules,
+    owners,
     precision,
     recorder,
     resize,
@@ -64,10 +65,14 @@ def _optimizer_hooks() -> None:
     def before(optimizer, args, kwargs):
         interrupts.ensure()
         recorder.optimizer = type(optimizer).__name__
+        if trace.active is not None:
+            with state.lock:
+                owners.before_step(optimizer)
 
     def after(optimizer, args, kwargs):
         recorder.optimizer = None
         with state.lock:
+            owners.after_step(optimizer)
             executor.flush("step end")
         if trace.active is not None:
             import time

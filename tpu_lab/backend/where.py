@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from tpu_lab.backend import owners
+
 
 class Site(NamedTuple):
     """One line of the user's code; `file` is "" when no user frame is on the stack."""
@@ -97,6 +99,7 @@ def module() -> str:
 def enter(mod, args) -> None:
     """Forward pre-hook of every module. Dynamo sees an empty function instead (compile.py): a graph knows its modules."""
     if not _modules.stack:
+        owners.module(mod)
         _modules.names = {id(m): name.removeprefix("_orig_mod").lstrip(".") for name, m in mod.named_modules()}
     _modules.stack.append(_modules.names.get(id(mod), type(mod).__name__))
 
