@@ -75,7 +75,7 @@ def point(active: trace.Trace, inputs, outputs, ops, at=None, taken=()) -> None:
         if ref is not None:
             _gone(ref, taken=True)
     for array in inputs:
-        if id(array) not in _refs and not array.is_deleted():
+        if isinstance(array, jax.Array) and id(array) not in _refs and not array.is_deleted():  # a compiled graph also takes numpy scalars
             _add(array, None, "inputs")
     first = ops[0] if ops else None
     for k, array in enumerate(outputs):
