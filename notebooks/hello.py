@@ -20,6 +20,7 @@ with app.setup:
     import torch
 
     import tpu_lab
+    from tpu_lab.viz import page
 
 
 @app.cell(hide_code=True)
@@ -33,13 +34,6 @@ def _():
     One minute.
     """)
     return
-
-
-@app.function(hide_code=True)
-def heading(text):
-    return mo.Html(
-        f'<div role="heading" aria-level="3" style="font-size:17px;line-height:24px;font-weight:600">{text}</div>'
-    )
 
 
 @app.function(hide_code=True)
@@ -78,9 +72,10 @@ def picture(mode, trace):
             f'<div style="flex:1;display:flex;gap:10px">{"".join(columns)}</div></div>'
         )
     said = f"{mode} mode: {half} launches a run; " + ", ".join(launch.cache for launch in trace.launches)
-    return mo.Html(
+    return page.Piece(
         f'<div role="figure" aria-label="{said}" style="font-size:12.5px;line-height:20px;max-width:760px">'
-        f'<div style="font-weight:600">{mode}</div>{"".join(rows)}</div>'
+        f'<div style="font-weight:600">{mode}</div>{"".join(rows)}</div>',
+        said,
     )
 
 
@@ -140,14 +135,7 @@ def _():
 def _(params):
     rows = mo.ui.slider(16, 128, 16, value=params["rows"], debounce=True, show_value=True)
     look = mo.ui.slider(1, 4, value=params["look"], debounce=True, show_value=True)
-    mo.Html(
-        '<div style="display:flex;flex-wrap:wrap;gap:12px 40px">'
-        + "".join(
-            f'<div><div style="font-size:12px;line-height:20px;opacity:.68">{label}</div>{mo.as_html(control)}</div>'
-            for label, control in (("rows of x: its shape is (rows, 128)", rows), ("look after op number", look))
-        )
-        + "</div>"
-    )
+    page.panel(("rows of x: its shape is (rows, 128)", rows), ("look after op number", look))
     return look, rows
 
 
@@ -172,7 +160,7 @@ def _(fused, strict):
     _s, _f = len(strict.trace.launches) // 2, len(fused.trace.launches) // 2
     mo.vstack(
         [
-            heading(f"The same four ops: {_s} launches in strict mode, {_f} in fused"),
+            page.heading(f"The same four ops: {_s} launches in strict mode, {_f} in fused"),
             picture("strict", strict.trace),
             picture("fused", fused.trace),
         ],

@@ -17,17 +17,15 @@ app = marimo.App(width="full", app_title="minGPT on the TPU device")
 
 with app.setup:
     import inspect
-    import io
-    import re
     import time
     from dataclasses import dataclass
 
     import marimo as mo
     import torch
-    from matplotlib.figure import Figure
 
     import tpu_lab
     from tpu_lab.models import data, mingpt
+    from tpu_lab.viz import page
 
 
 @app.cell(hide_code=True)
@@ -47,80 +45,13 @@ def _():
 
 
 @app.function(hide_code=True)
-def facts(*pairs):
-    """Key figures in a row between hairlines."""
-    cells = "".join(
-        f'<div style="flex:1 1 110px"><div style="font-size:19px;line-height:26px;font-weight:600">{figure}</div>'
-        f'<div style="font-size:12px;line-height:16px;opacity:.68">{caption}</div></div>'
-        for figure, caption in pairs
-    )
-    line = "1px solid rgb(128 128 128/.28)"
-    return mo.Html(
-        f'<div style="display:flex;flex-wrap:wrap;gap:16px 24px;padding:14px 0;border-top:{line};border-bottom:{line};'
-        f'font-variant-numeric:tabular-nums;max-width:1040px">{cells}</div>'
-    )
-
-
-@app.function(hide_code=True)
-def code(text):
-    """Text as it stands, in a quiet box."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
-    return mo.Html(
-        '<pre style="margin:0;padding:12px 16px;border-radius:3px;background:rgb(128 128 128/.10);max-width:780px;'
-        "font:12px/20px ui-monospace,SF Mono,Menlo,Consolas,monospace;font-variant-ligatures:none;"
-        f'white-space:pre-wrap;overflow-wrap:anywhere">{escaped}</pre>'
-    )
-
-
-@app.function(hide_code=True)
-def panel(*labelled):
-    """Controls in a row that wraps, each under its name."""
-    cells = "".join(
-        f'<div style="min-width:150px"><div style="font-size:12px;line-height:20px;opacity:.68">{label}</div>'
-        f"{mo.as_html(control)}</div>"
-        for label, control in labelled
-    )
-    return mo.Html(f'<div style="display:flex;flex-wrap:wrap;gap:12px 32px">{cells}</div>')
-
-
-@app.function(hide_code=True)
-def beside(left, right):
-    """Two things side by side where there is room, else one under the other."""
-    return mo.Html(
-        '<div style="display:flex;flex-wrap:wrap;gap:24px 40px;align-items:flex-start">'
-        f'<div style="flex:1 1 360px;max-width:520px">{mo.as_html(left)}</div>'
-        f'<div style="flex:3 1 700px;min-width:0">{mo.as_html(right)}</div></div>'
-    )
-
-
-@app.function(hide_code=True)
-def curve(losses, guess, alone, paired):
-    """The loss over the steps, against what simpler models reach. Ink takes the page's colour, light or dark."""
-    ink, grey = "#010203", "#7f7f7f"
-    figure = Figure(figsize=(5.4, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    steps = range(1, len(losses) + 1)
-    for level, words in ((guess, "guessing"), (alone, "how often each"), (paired, "and the one before")):
-        axes.axhline(level, color=grey, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.annotate(words, (1.02, level), xycoords=("axes fraction", "data"), va="center", fontsize=9, color=ink)
-    axes.plot(steps, losses, color="#0072B2", linewidth=1.6, label="loss")
-    axes.plot(len(losses), losses[-1], "o", color="#0072B2", markersize=5)
-    axes.set_xlabel("step", color=ink)
-    axes.set_ylabel("nats a character", color=ink)
-    axes.tick_params(colors=ink, length=3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(grey)
-    axes.set_xlim(0, len(losses) + 1)
-    axes.set_ylim(min(1, min(losses)), max(guess, max(losses)) + 0.35)
-    text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :].replace(ink, "currentColor")
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.S)  # it would restyle the page
-    finding = f"{losses[-1]:.2f} nats a character after {len(losses)} steps, {losses[0]:.2f} at first"
-    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{finding}" style="width:100%;height:auto" ', 1)
-    return mo.Html(
-        f'<div style="font-size:17px;line-height:24px;font-weight:600;padding-bottom:12px">{finding}</div>{svg}'
+def loss_curve(losses, guess, alone, paired):
+    """The loss over the steps, against what simpler models reach."""
+    return page.curve(
+        losses,
+        f"{losses[-1]:.2f} nats a character after {len(losses)} steps, {losses[0]:.2f} at first",
+        y="loss, nats a character",
+        levels=[(guess, "guessing"), (alone, "how often each"), (paired, "and the one before")],
     )
 
 
@@ -168,13 +99,13 @@ def _(alone, guess, ids, paired):
     _start = data.text().index("def ")
     mo.vstack(
         [
-            facts(
+            page.facts(
                 (f"{len(ids):,}", "characters of Python"),
                 (f"{guess:.2f} nats", f"guessing among {len(data.VOCABULARY)}"),
                 (f"{alone:.2f} nats", "knowing how often each occurs"),
                 (f"{paired:.2f} nats", "and the one before it"),
             ),
-            code(data.text()[_start : _start + 360]),
+            page.code(data.text()[_start : _start + 360]),
         ]
     )
     return
@@ -279,7 +210,7 @@ def _(params):
             "steps": _slider("steps", [20, 40, 60, 100, 200]),
         }
     )
-    panel(
+    page.panel(
         ("eager mode", controls["mode"]),
         ("batch, texts a step", controls["batch"]),
         ("block, characters seen", controls["block"]),
@@ -310,11 +241,11 @@ def _(controls, params):
 @app.cell(hide_code=True)
 def _(alone, chosen, guess, paired, short):
     _rate = chosen["batch"] * chosen["block"] * len(short.losses) / short.seconds
-    beside(
+    page.beside(
         mo.vstack(
             [
-                curve(short.losses, guess, alone, paired),
-                facts(
+                loss_curve(short.losses, guess, alone, paired),
+                page.facts(
                     (f"{short.held_out:.2f} nats", "on text it never saw"),
                     (f"{short.seconds:.1f} s", f"for {len(short.losses)} steps, with compiling"),
                     (f"{_rate:,.0f}", "characters a second"),
@@ -373,8 +304,8 @@ def _(alone, guess, longer, paired, sample, short):
     mo.vstack(
         [
             mo.md(f"After {len(longer.losses)} steps it writes, from `def ` on:"),
-            code(sample),
-            curve(longer.losses, guess, alone, paired) if longer is not short else mo.md(""),
+            page.code(sample),
+            loss_curve(longer.losses, guess, alone, paired) if longer is not short else mo.md(""),
         ]
     )
     return
