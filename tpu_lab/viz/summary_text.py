@@ -64,7 +64,7 @@ def lines(m: Metrics, v) -> list:
         if each
         else ""
     )
-    out += [[], [(f"more: p.ops p.cache \u00b7 {cost}{number.count(m.trace.dropped)} dropped", "dim")]]
+    out += [[], [(f"more: {' '.join(f'p.{view.name}' for view in v.views)} \u00b7 {cost}{number.count(m.trace.dropped)} dropped", "dim")]]
     return out
 
 
@@ -82,7 +82,7 @@ def _facts(m: Metrics) -> list[tuple[str, str, str]]:
         second = (
             "MFU",
             number.percent(m.mfu),
-            f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""),
+            (f", HFU {number.percent(m.hfu)}" if m.recomputed else "") + f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""),
         )
     n = m.outcomes()
     spent = f" ({number.time(m.whole.compile)} to compile)" if m.whole.compile else ""
