@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from tpu_lab.trace import CompileRecord, LaunchRecord, OpRecord, Trace, WaitRecord
+from tpu_lab.trace import CompileRecord, HeldRecord, LaunchRecord, OpRecord, Trace, WaitRecord
 
 SCHEMA, VERSION = "tpu-lab-profile", 1
-_KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord}
+_KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord, "held": HeldRecord}
+_PLAIN = ("limit", "steps", "marks", "live", "dropped", "lines", "op_count", "launch_count", "start_ns", "end_ns")
 PAGE = 800_000  # characters of the views in a page
 TEXT_BYTES = 8 << 20  # of compressed program texts in a file
 STABLEHLO = 16  # programs whose StableHLO is stored: making it means tracing again
@@ -32,7 +33,7 @@ def to_html(profile, path) -> None:
 
 def to_json(profile, path) -> None:
     """{"schema", "version", "meta", "summary": [...], "trace": {"ops": {"fields": [...], "rows": [...]}, ...},
-    "programs": {key: {"hlo": ..., "stablehlo": ...}}}. path: a path, or a text file that is open."""
+    "programs": {key: {"hlo": ..., "stablehlo": ...}}, "scratch": {key: bytes}}. path: a path, or a text file that is open."""
     trace = profile.trace
     programs, left_out = _programs(profile)
     meta = {k: v for k, v in trace.meta.items() if k != "recording" and _is_plain(v)}
@@ -47,9 +48,10 @@ def to_json(profile, path) -> None:
         "summary": json.loads(profile.summary.rows.to_json(orient="records")),
         "trace": {
             **{name: _table(getattr(trace, name), kind) for name, kind in _KINDS.items()},
-            **{k: getattr(trace, k) for k in ("limit", "steps", "marks", "live", "dropped", "start_ns", "end_ns")},
+            **{k: getattr(trace, k) for k in _PLAIN},
         },
         "programs": programs,
+        "scratch": {key: n for key in programs if (n := scratch(trace.programs[key])) is not None},
     }
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
     if hasattr(path, "write"):
@@ -81,6 +83,12 @@ def _programs(profile) -> tuple[dict[str, dict[str, str]], int]:
     return out, len(keys) - len(out)
 
 
+def scratch(program: Any) -> int | None:
+    """Bytes of temporary buffers of a program while it runs, the compiler's figure, if it is known."""
+    ask = getattr(program, "scratch", None)
+    return ask() if ask is not None else None
+
+
 @dataclass(frozen=True)
 class StoredProgram:
     """A program read from a file: its texts, nothing that runs. `Trace.programs` holds these after `from_json`."""
@@ -88,6 +96,11 @@ class StoredProgram:
     key: str
     texts: dict[str, bytes]  # compressed: "hlo", "stablehlo"
     avals: tuple = ()
+    temporary: int | None = None
+
+    def scratch(self) -> int | None:
+        """Bytes of temporary buffers while it runs, as its compiler planned them; None when the file does not say."""
+        return self.temporary
 
     def hlo(self) -> str:
         """The optimised HLO text."""
@@ -124,16 +137,19 @@ def read_json(path) -> Trace:
             f"{path} has schema version {document['version']}; this TPU Lab reads up to {VERSION}: update it"
         )
     stored = document["trace"]
-    trace = Trace(limit=stored["limit"], steps=stored["steps"], dropped=stored["dropped"], meta=document["meta"])
-    trace.start_ns, trace.end_ns = stored["start_ns"], stored["end_ns"]
+    trace = Trace(meta=document["meta"], **{k: stored[k] for k in _PLAIN if k in stored})
     trace.marks = [tuple(m) for m in stored["marks"]]
     trace.live = [tuple(m) for m in stored["live"]]
     for name, kind in _KINDS.items():
+        if name not in stored:  # a file from before there were such records
+            continue
         names = stored[name]["fields"]
         rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in zip(names, row)} for row in stored[name]["rows"])
         getattr(trace, name).extend(kind(**row) for row in rows)
+    sizes = document.get("scratch", {})
     for key, texts in document.get("programs", {}).items():
-        trace.programs[key] = StoredProgram(key, {name: base64.b64decode(text) for name, text in texts.items()})
+        packed = {name: base64.b64decode(text) for name, text in texts.items()}
+        trace.programs[key] = StoredProgram(key, packed, temporary=sizes.get(key))
     return trace
 
 

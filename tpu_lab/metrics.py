@@ -285,10 +285,17 @@ class Metrics:
 
     @cached_property
     def flops(self) -> float:
-        """Model FLOPs a step: matmuls and convolutions, one multiply-add = 2; or what the caller gave."""
+        """Model FLOPs a step: matmuls and convolutions as they ran, one multiply-add = 2; or what the caller gave.
+
+        Not in it: embeddings (they look up), elementwise work, and what runs a second time for torch.utils.checkpoint.
+        A backward pass comes to twice its forward pass, a product for each of a product's two inputs. Causal attention that
+        is written out computes the whole square: records cannot know that half of it is masked. By the convention it
+        counts half: give `flops=` (`tpu_lab.models.mingpt.flops`) for that.
+        """
         if self._flops is not None:
             return float(self._flops)
-        matmul = sum(self.trace.ops[i].flops for i in self.step_ops if self.trace.ops[i].kind == "matmul")
+        own = (self.trace.ops[i] for i in self.step_ops)
+        matmul = sum(op.flops for op in own if op.kind == "matmul" and not op.recomputed)
         if not matmul:  # compiled graphs have launches without ATen calls
             steps = self.steady or (self.span,)
             matmul = sum(r.flops for s in steps for r in self.launches_in(s) if not r.ops)
@@ -307,6 +314,17 @@ class Metrics:
         if self.peak is None or not self.flops or time <= 0:
             return None
         return self.flops / (time * 1e-9 * self.peak.flops)
+
+    @cached_property
+    def recomputed(self) -> float:
+        """FLOPs a step of matmuls that ran a second time, within backward, instead of being kept."""
+        own = (self.trace.ops[i] for i in self.step_ops)
+        return sum(op.flops for op in own if op.kind == "matmul" and op.recomputed) / self.n
+
+    @cached_property
+    def hfu(self) -> float | None:
+        """Hardware FLOPs utilisation: as MFU, with the recomputation in it (Korthikanti et al. 2022, arXiv 2205.05198)."""
+        return None if self.mfu is None else self.mfu * (self.flops + self.recomputed) / self.flops
 
     @cached_property
     def matmul_share(self) -> float:

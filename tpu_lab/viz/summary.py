@@ -8,12 +8,12 @@ from typing import Any
 from tpu_lab import advice
 from tpu_lab.metrics import PARTS, Metrics, Split
 from tpu_lab.place import place
-from tpu_lab.viz import cache, frame, fusions, lanes, misses, number, ops, roofline, summary_text, theme
+from tpu_lab.viz import cache, frame, fusions, lanes, memory, misses, number, ops, roofline, summary_text, theme
 from tpu_lab.viz.view import View, template
 
 TOP = 5
 ROOM = 200_000  # of the 300 KB that a cell may take
-FOLDED = (ops, fusions, cache, roofline)  # the views inside, each a closed fold that says its finding
+FOLDED = (ops, fusions, cache, memory, roofline)  # the views inside, each a closed fold that says its finding
 SORTS = tuple(dict.fromkeys((*ops.SORTS, *cache.SORTS)))
 ORDER = ("device", "dispatch", "Python", "transfer", "idle", "compile")
 PAINTS = {"dispatch": "dispatch", "Python": "python", "transfer": "move", "idle": "idle", "compile": "compile"}
@@ -36,6 +36,7 @@ def rows(m: Metrics):
     if m.peak:
         out.append(("work", "peak", m.peak.flops, "FLOP/s", None, m.peak.source))
         out.append(("work", "MFU", m.mfu, "", m.mfu, m.peak.label))
+        out.append(("work", "HFU", m.hfu, "", m.hfu, m.peak.label))
     out += [("cache", name, float(n), "launches", None, "") for name, n in m.outcomes().items()]
     out.append(("count", "steps", float(len(m.steps)), "", None, ""))
     out.append(("count", "steady steps", float(len(m.steady)), "", None, ""))
@@ -190,9 +191,10 @@ def _facts(m: Metrics) -> tuple[Fact, ...]:
         facts.append(Fact((number.time_pair(m.wall_ns),), "the whole block, measured once"))
     if m.mfu is not None and m.peak is not None:
         over = " \u00b7 over 100%: check the peak" if m.mfu > 1 else ""
+        hardware = ((number.percent(m.hfu), "HFU, with recomputation"),) if m.recomputed else ()
         left_out = ", compile left out" if m.step_split.compile else ""
         facts.append(
-            Fact(((number.percent(m.mfu), "MFU"),), f"of {number.rate(m.peak.flops)}, {m.peak.label}{left_out}{over}")
+            Fact(((number.percent(m.mfu), "MFU"), *hardware), f"of {number.rate(m.peak.flops)}, {m.peak.label}{left_out}{over}")
         )
     elif m.flops:
         facts.append(Fact(((number.NONE, "MFU"),), "no peak is known for this chip: give peak_flops="))
