@@ -119,6 +119,12 @@ def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory
     return make(None, where, meta.shape, meta.stride(), meta.dtype)
 
 
+def empty_permuted(size, physical_layout, dtype=None, layout=None, device=None, pin_memory=None):
+    """As `empty`, with the dimensions in another order in memory: what `torch.empty_like` and `Module.to_empty` call."""
+    meta = torch.empty_permuted(size, physical_layout, dtype=dtype, device="meta")
+    return empty_strided(tuple(meta.shape), meta.stride(), dtype=meta.dtype, device=device)
+
+
 def copy_(self, src, non_blocking=False):
     """Device to device is the lowering of aten.copy; the others cross over."""
     if self is src:
@@ -240,6 +246,7 @@ def register() -> None:
     special = {
         aten.empty.memory_format: empty,
         aten.empty_strided.default: empty_strided,
+        aten.empty_permuted.default: empty_permuted,
         aten.copy_.default: copy_,
         aten._copy_from.default: _copy_from,
         aten._to_copy.default: to_copy,
