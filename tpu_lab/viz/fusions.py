@@ -100,6 +100,11 @@ class Model:
     broad: bool = False  # some letters are two
     per: str = ""  # " a step"
 
+    @property
+    def chips(self) -> tuple[str, ...]:
+        """Short names of the compilers' targets: CPU, v6e."""
+        return tuple(name.replace(":", " ").split()[-1] for name in self.compilers)
+
 
 def draw(
     m: Metrics,
@@ -156,7 +161,7 @@ def _title(m: Metrics, groups: tuple[Group, ...], right: tuple[Group, ...]) -> t
     if right:
         other = [g for g in right if g.ops]
         return (
-            f"{other[0].compiler if other else 'The other'} makes {number.plural(len(other), 'group')} of it, {own[0].compiler} {number.count(len(own))}",
+            f"{other[0].compiler if other else 'The other'} makes {number.plural(len(other), 'group')} of this {'step' if m.steady else 'run'}, {own[0].compiler} {number.count(len(own))}",
             f"{number.plural(len(own), 'group')} here, {number.count(len(other))} there",
         )
     saved, unfused = sum(g.saved for g in own), sum(g.unfused for g in own)
@@ -281,8 +286,6 @@ def _rungs(m: Metrics, groups, records, table: Table) -> tuple[Rungs, ...]:
             continue
         if launch.key not in lowered:
             lowered[launch.key] = {}
-            with contextlib.suppress(LookupError):  # a profile read from a file holds the text of few programs
-                lowered[launch.key] = {}
             with contextlib.suppress(LookupError):  # a profile read from a file holds the text of few programs
                 lowered[launch.key] = stablehlo_lines(m.trace.programs[launch.key].stablehlo())  # type: ignore[attr-defined]
         made = ladder(g, launch, records, module, lowered[launch.key])

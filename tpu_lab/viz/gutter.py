@@ -78,11 +78,10 @@ def listings(sides: Sequence[Sequence[Group]], records: Mapping[int, OpRecord], 
     held: dict[str, set] = {}
     for side, groups in enumerate(sides):
         for g in groups:
-            for (file, line), ns in _spread(g, records).items():
+            for (file, line, back), ns in _spread(g, records).items():
                 at = (file, line)
                 ways = marks.setdefault(at, [_Marks() for _ in range(2 * len(sides))])
                 cost = costs.setdefault(at, [[0.0, 0.0] for _ in sides])
-                back = g.phase == "backward"
                 cost[side][back] += ns
                 held.setdefault(file, set()).add((side, g.letter))
                 if g.block == first or not first or not _alike(g.block, first):
@@ -112,15 +111,20 @@ def _alike(block: str, first: str) -> bool:
     return block[-1:].isdigit() and block.rpartition(".")[0] == first.rpartition(".")[0]
 
 
-def _spread(g: Group, records: Mapping[int, OpRecord]) -> dict[tuple[str, int], float]:
-    """A group's time over the lines of its ops, by max(FLOPs, BALANCE x bytes) of each op."""
+def _spread(g: Group, records: Mapping[int, OpRecord]) -> dict[tuple[str, int, bool], float]:
+    """A group's time over (file, line, whether on the way back) of its ops, by max(FLOPs, BALANCE x bytes) of each.
+
+    A backward group computes forward ops again on the way back, too. One that ends in the optimizer step can begin in
+    the backward pass: these ops stand there.
+    """
     ops = [records[i] for i in g.ops if i in records and records[i].file]
     weight = [0.0 if r.kind == "view" else max(r.flops, BALANCE * r.bytes, 1.0) for r in ops]
     total = sum(weight) or 1.0
-    out: dict[tuple[str, int], float] = {}
+    out: dict[tuple[str, int, bool], float] = {}
     for r, w in zip(ops, weight):
         if w or len(ops) == 1:
-            at = (r.file, r.line)
+            back = g.phase == "backward" or (g.phase == "optimizer" and r.phase != "optimizer")
+            at = (r.file, r.line, back)
             out[at] = out.get(at, 0.0) + (g.ns or 0.0) * w / total
     return out
 
