@@ -97,16 +97,14 @@ def _():
 @app.cell(hide_code=True)
 def _(alone, guess, ids, paired):
     _start = data.text().index("def ")
-    mo.vstack(
-        [
-            page.facts(
-                (f"{len(ids):,}", "characters of Python"),
-                (f"{guess:.2f} nats", f"guessing among {len(data.VOCABULARY)}"),
-                (f"{alone:.2f} nats", "knowing how often each occurs"),
-                (f"{paired:.2f} nats", "and the one before it"),
-            ),
-            page.code(data.text()[_start : _start + 360]),
-        ]
+    page.stack(
+        page.facts(
+            (f"{len(ids):,}", "characters of Python"),
+            (f"{guess:.2f} nats", f"guessing among {len(data.VOCABULARY)}"),
+            (f"{alone:.2f} nats", "knowing how often each occurs"),
+            (f"{paired:.2f} nats", "and the one before it"),
+        ),
+        page.code(data.text()[_start : _start + 360]),
     )
     return
 
@@ -156,26 +154,20 @@ class Run:
 @app.function
 def run(config, mode, batch, rate, steps, device, title):
     """Train a new model for `steps` steps in one of four modes, watched by a profile."""
-    modes = {
-        "strict": torch.tpu.EagerMode.DEFER_NEVER,
-        "debug": torch.tpu.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING,
-        "fused": torch.tpu.EagerMode.DEFER_AND_FUSE,
-        "compile": torch.tpu.EagerMode.DEFER_AND_FUSE,  # the model is compiled, the optimizer around it is fused
-    }
     torch.manual_seed(0)
     model = mingpt.Model(config).to(device)
     called = torch.compile(model) if mode == "compile" else model
     batches = [[part.to(device) for part in mingpt.batch(config, batch, seed)] for seed in range(steps)]
-    with torch.tpu.set_eager_mode(modes[mode]):
-        start = time.perf_counter()
-        with tpu_lab.profile(
-            name=f"minGPT d{config.width} L{config.layers} B{batch} T{config.block}",
-            flops=mingpt.flops(config, batch),
-        ) as profile:
-            losses = list(
-                mo.status.progress_bar(train(called, batches, rate), total=steps, title=title, remove_on_exit=True)
-            )
-        seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    with tpu_lab.profile(
+        name=f"minGPT d{config.width} L{config.layers} B{batch} T{config.block}",
+        flops=mingpt.flops(config, batch),
+        mode="fused" if mode == "compile" else mode,  # the model is compiled, the optimizer around it is fused
+    ) as profile:
+        losses = list(
+            mo.status.progress_bar(train(called, batches, rate), total=steps, title=title, remove_on_exit=True)
+        )
+    seconds = time.perf_counter() - start
     # What it learned, on text that it never saw: one program, whatever the mode above.
     with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE), torch.no_grad():
         unseen = [part.to(device) for part in mingpt.batch(config, 64, held_out=True)]
@@ -199,26 +191,18 @@ def _(params):
     def _slider(name, steps):
         return mo.ui.slider(steps=sorted({*steps, params[name]}), value=params[name], debounce=True, show_value=True)
 
-    controls = mo.ui.dictionary(
-        {
-            "mode": mo.ui.dropdown(["strict", "debug", "fused", "compile"], value=params["mode"]),
-            "batch": _slider("batch", [4, 8, 16, 32]),
-            "block": _slider("block", [16, 32, 64, 128]),
-            "layers": _slider("layers", [1, 2, 3, 4, 6]),
-            "width": _slider("width", [32, 64, 96, 128, 192]),
-            "rate": _slider("rate", [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]),
-            "steps": _slider("steps", [20, 40, 60, 100, 200]),
-        }
-    )
-    page.panel(
-        ("eager mode", controls["mode"]),
-        ("batch, texts a step", controls["batch"]),
-        ("block, characters seen", controls["block"]),
-        ("layers", controls["layers"]),
-        ("width", controls["width"]),
-        ("learning rate", controls["rate"]),
-        ("steps", controls["steps"]),
-    )
+    _mode = mo.ui.dropdown(["strict", "debug", "fused", "compile"], value=params["mode"])
+    _named = {
+        "mode": ("eager mode", _mode),
+        "batch": ("batch, texts a step", _slider("batch", [4, 8, 16, 32])),
+        "block": ("block, characters seen", _slider("block", [16, 32, 64, 128])),
+        "layers": ("layers", _slider("layers", [1, 2, 3, 4, 6])),
+        "width": ("width", _slider("width", [32, 64, 96, 128, 192])),
+        "rate": ("learning rate", _slider("rate", [3e-4, 1e-3, 3e-3, 1e-2, 3e-2])),
+        "steps": ("steps", _slider("steps", [20, 40, 60, 100, 200])),
+    }
+    controls = mo.ui.dictionary({name: control for name, (_, control) in _named.items()})
+    page.panel(*((label, controls[name]) for name, (label, _) in _named.items()))
     return (controls,)
 
 
@@ -226,51 +210,33 @@ def _(params):
 def _(controls, params):
     chosen = dict(controls.value)
     config = mingpt.Config(layers=chosen["layers"], width=chosen["width"], block=chosen["block"], heads=4)
-    short = run(
-        config,
-        chosen["mode"],
-        chosen["batch"],
-        chosen["rate"],
-        chosen["steps"],
-        params["device"],
-        title=f"Training in {chosen['mode']} mode",
-    )
+    _said = f"Training in {chosen['mode']} mode"
+    short = run(config, chosen["mode"], chosen["batch"], chosen["rate"], chosen["steps"], params["device"], _said)
     return chosen, config, short
 
 
 @app.cell(hide_code=True)
 def _(alone, chosen, guess, paired, short):
     _rate = chosen["batch"] * chosen["block"] * len(short.losses) / short.seconds
-    page.beside(
-        mo.vstack(
-            [
-                loss_curve(short.losses, guess, alone, paired),
-                page.facts(
-                    (f"{short.held_out:.2f} nats", "on text it never saw"),
-                    (f"{short.seconds:.1f} s", f"for {len(short.losses)} steps, with compiling"),
-                    (f"{_rate:,.0f}", "characters a second"),
-                ),
-            ]
-        ),
-        short.profile,
+    _figures = page.facts(
+        (f"{short.held_out:.2f} nats", "on text it never saw"),
+        (f"{short.seconds:.1f} s", f"for {len(short.losses)} steps, with compiling"),
+        (f"{_rate:,.0f}", "characters a second"),
     )
+    page.beside(page.stack(loss_curve(short.losses, guess, alone, paired), _figures), short.profile)
     return
 
 
 @app.cell(hide_code=True)
 def _(params):
     more = mo.ui.run_button(label=f"Train a new model for {params['longer']} steps")
-    mo.vstack(
-        [
-            mo.md("""
-            ## Let it write
+    _prose = mo.md("""
+    ## Let it write
 
-            A few dozen steps teach it which letters are common. Ten times as many teach it words. The button trains
-            with the controls above; in strict mode that takes longest.
-            """),
-            more,
-        ]
-    )
+    A few dozen steps teach it which letters are common. Ten times as many teach it words. The button trains with the
+    controls above; in strict mode that takes longest.
+    """)
+    page.stack(_prose, more)
     return (more,)
 
 
@@ -278,15 +244,8 @@ def _(params):
 def _(chosen, config, more, params, short):
     longer = short
     if more.value:
-        longer = run(
-            config,
-            chosen["mode"],
-            chosen["batch"],
-            chosen["rate"],
-            params["longer"],
-            params["device"],
-            title=f"Training {params['longer']} steps",
-        )
+        _said = f"Training {params['longer']} steps"
+        longer = run(config, chosen["mode"], chosen["batch"], chosen["rate"], params["longer"], params["device"], _said)
     return (longer,)
 
 
@@ -301,12 +260,10 @@ def _(chosen, longer, params):
 
 @app.cell(hide_code=True)
 def _(alone, guess, longer, paired, sample, short):
-    mo.vstack(
-        [
-            mo.md(f"After {len(longer.losses)} steps it writes, from `def ` on:"),
-            page.code(sample),
-            loss_curve(longer.losses, guess, alone, paired) if longer is not short else mo.md(""),
-        ]
+    page.stack(
+        mo.md(f"After {len(longer.losses)} steps it writes, from `def ` on:"),
+        page.code(sample),
+        loss_curve(longer.losses, guess, alone, paired) if longer is not short else None,
     )
     return
 
