@@ -5,6 +5,8 @@ A finding that would have to guess is not one. Ordered by the time each could sa
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 
@@ -31,7 +33,7 @@ _COPIES = ("item", "bool", "print", "numpy", "cpu")
 
 def findings(m: Metrics, limit: int = 3) -> list[Finding]:
     """The findings of one trace, most time first."""
-    found = [f for rule in (compiles, last_batch, waits, launch_bound, fallbacks) if (f := rule(m))]
+    found = [f for rule in RULES if (f := rule(m))]
     return sorted(found, key=lambda f: -f.gain_ns)[:limit]
 
 
@@ -120,11 +122,9 @@ def waits(m: Metrics) -> Finding | None:
     if len(m.steady) < 3:
         return None
     inside: dict[tuple[str, int], set[int]] = {}
-    for w in m.trace.waits:
+    for w, step in _waits_in_steps(m):
         if w.what in _COPIES:
-            for s in m.steady:
-                if s.start_ns <= w.time_ns < s.end_ns:
-                    inside.setdefault((w.file, w.line), set()).add(s.number)
+            inside.setdefault((w.file, w.line), set()).add(step)
     every = [site for site, steps in inside.items() if len(steps) == len(m.steady)]
     host = m.step_split.dispatch + m.step_split.python + m.step_split.transfer
     if not every or m.step_split.total <= 0 or host < 0.02 * m.step_split.total:
@@ -139,6 +139,94 @@ def waits(m: Metrics) -> Finding | None:
         "hides behind the device.",
         f"{call}, {place(file, line)}, makes the host wait",
         file, line, gain * len(m.steady),
+    )  # fmt: skip
+
+
+def _waits_in_steps(m: Metrics) -> list:
+    """(wait, position of the steady step it began in), for waits inside steady steps."""
+    starts = [s.start_ns for s in m.steady]
+    out = []
+    for w in m.trace.waits:
+        at = bisect_right(starts, w.time_ns) - 1
+        if at >= 0 and w.time_ns < m.steady[at].end_ns:
+            out.append((w, at))
+    return out
+
+
+def transfers(m: Metrics) -> Finding | None:
+    """Several copies to the device in each steady step (at least 3 steps) that take a fifth of the time or more. One or
+    two copies a step are its batch."""
+    if len(m.steady) < 3:
+        return None
+    copies = [w for w, _ in _waits_in_steps(m) if w.what == "to tpu"]
+    spent = sum(w.wait_ns + w.copy_ns for w in copies) / len(m.steady)
+    n = len(copies) // len(m.steady)
+    if n < 3 or spent < 0.2 * m.step_split.total:
+        return None
+    (file, line), _ = Counter((w.file, w.line) for w in copies).most_common(1)[0]
+    share = number.percent(spent / m.step_split.total, 2)
+    return Finding(
+        "transfers", "Copy to the device once, not in each step.",
+        f"{n} copies a step, most at {place(file, line)}, take {number.time(spent)}, {share} of it. Move what stays the same "
+        "before the loop, and a batch as one tensor.",
+        f"{n} copies a step, most at {place(file, line)}, take {share}",
+        file, line, spent * len(m.steady),
+    )  # fmt: skip
+
+
+_AVAL = re.compile(r"(\w+)\[([\d,]*)\]$")
+_ITEM = {"f32": 4, "bf16": 2, "f16": 2, "i8": 1, "u8": 1}
+
+
+def _matmuls(m: Metrics) -> list:
+    """(op, device ns) of the averaged steps' matmuls; none but on a TPU, where the two rules below are certain."""
+    if m.trace.meta.get("platform") != "tpu":
+        return []
+    return [(m.trace.ops[i], float(m.ops_time[i])) for i in m.step_ops if m.trace.ops[i].kind == "matmul"]
+
+
+def float32(m: Metrics) -> Finding | None:
+    """On a TPU: matmuls of float32 inputs take at least half of the device time. The matrix unit multiplies bfloat16."""
+    found = [(op, ns) for op, ns in _matmuls(m) if op.inputs and all(a.startswith("f32[") for a in op.inputs)]
+    spent = sum(ns for _, ns in found) / m.n
+    if not found or m.step_split.device <= 0 or spent < 0.5 * m.step_split.device:
+        return None
+    op, _ = max(found, key=lambda pair: pair[1])
+    n = number.plural(len(found) // m.n, "float32 matmul")
+    return Finding(
+        "float32", "Multiply in bfloat16: with torch.autocast(\"tpu\", torch.bfloat16).",
+        f"{n} a step, the longest at {place(op.file, op.line)}, take {number.percent(spent / m.step_split.device, 2)} of the device "
+        "time. bfloat16 moves half of the bytes, and the matrix unit multiplies it in one pass.",
+        f"{n} a step, the longest at {place(op.file, op.line)}",
+        op.file, op.line, spent / 2 * m.n,
+    )  # fmt: skip
+
+
+def tile(m: Metrics) -> Finding | None:
+    """On a TPU: a matmul whose operands take at least twice their bytes, as a tile is 128 wide (and 8 rows of 4 bytes
+    high), and that takes a tenth of the device time or more."""
+    worst = None
+    for op, ns in _matmuls(m):
+        for aval in (*op.inputs, *op.outputs):
+            match = _AVAL.match(aval)
+            sizes = [int(n) for n in match[2].split(",")] if match and match[2] else []
+            if len(sizes) < 2 or match[1] not in _ITEM:  # type: ignore[index]
+                continue
+            rows = 8 * 4 // _ITEM[match[1]]  # type: ignore[index]
+            padded = (-(-sizes[-2] // rows) * rows, -(-sizes[-1] // 128) * 128)
+            times = padded[0] * padded[1] / max(1, sizes[-2] * sizes[-1])
+            if times >= 2 and (worst is None or ns > worst[1]):
+                at = -1 if padded[1] * sizes[-2] >= padded[0] * sizes[-1] else -2
+                worst = op, ns, aval, sizes[at], padded[at], times
+    if worst is None or worst[1] / m.n < 0.1 * m.step_split.device or m.step_split.device <= 0:
+        return None
+    op, ns, aval, size, full, times = worst
+    return Finding(
+        "tile", f"Make the dimension of {size} a multiple of {128 if full % 128 == 0 else 8}.",
+        f"{aval} of {op_name(op.name)} at {place(op.file, op.line)}: {size} is stored as {full}, so it takes "
+        f"{number.sig(times)}\u00d7 its bytes, and the matrix unit multiplies zeros.",
+        f"{aval}, {place(op.file, op.line)}, takes {number.sig(times)}\u00d7 its bytes",
+        op.file, op.line, ns * (1 - 1 / times),
     )  # fmt: skip
 
 
@@ -176,3 +264,6 @@ def fallbacks(m: Metrics) -> Finding | None:
         f"{number.plural(n, 'time')} at {place(first.file, first.line)}",
         first.file, first.line, float(sum(o.host_ns or o.record_ns for o in own)),
     )  # fmt: skip
+
+
+RULES = (compiles, last_batch, waits, transfers, launch_bound, float32, tile, fallbacks)
