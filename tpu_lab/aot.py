@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tpu_lab import aot_compiler
 from tpu_lab import fusions as fused
 from tpu_lab.aot_compiler import Answer, CompileError
+from tpu_lab.kept import kept
 from tpu_lab.placement import Placed
 from tpu_lab.targets import Target, target
 from tpu_lab.trace import LaunchRecord, OpRecord, Trace
@@ -167,7 +168,6 @@ def compile_for(
     ValueError for an unknown chip; CompileError when there is no answer. A program that does not fit is an answer.
     """
     from tpu_lab.backend import rehearsal
-    from tpu_lab.kept import kept
     from tpu_lab.profile import _describe, _where
 
     goal = target(chip)
@@ -210,13 +210,13 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
     for launch in launches:
         times[launch.key] = times.get(launch.key, 0) + 1
         first.setdefault(launch.key, launch)
-    first = _worth(trace, first)
     if len(first) > MOST:
         modes = ", ".join(sorted({r.mode for r in first.values()}))
         raise ValueError(
             f"the step runs {len(first)} different programs ({modes} mode): record it in fused mode, "
             'tpu_lab.profile(step, mode="fused"), then it is one or a few'
         )
+    first = _worth(first)
     parts = []
     for key, launch in first.items():
         program: Any = trace.programs.get(key)
@@ -245,7 +245,7 @@ class _Text:
         return self.hlo
 
 
-def _worth(trace: Trace, first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:
+def _worth(first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:
     """Without the programs of a few scalars that surround a step, if there is a real one."""
     big = {k: r for k, r in first.items() if r.flops or len(r.ops) > 8}
     return big or first

@@ -26,6 +26,7 @@ _TAKES = frozenset({"slice", "dynamic-slice", "gather"})
 _NUMBER = re.compile(r" parameter\((\d+)\)")
 _LEAF = re.compile(r"^(?:leaves|arrays)\[(\d+)\]")
 _STATE = frozenset({"weight", "bias", "running_mean", "running_var"})
+_DATA = frozenset({"", "self", "input", "indices", "target", "mask", "mat1", "batch1", "batch2", "tensor1"})
 _TARGET = re.compile(r"^([A-Za-z_]\w*(?:, ?[A-Za-z_]\w*)*) = ")
 
 
@@ -234,6 +235,11 @@ class Placed:
         return out
 
     @cached_property
+    def _trains(self) -> bool:
+        """Is the optimizer's step part of the program? Then it shows which arguments are weights."""
+        return any(record is not None and record.phase == "optimizer" for record in self.ops)
+
+    @cached_property
     def _weight_sizes(self) -> frozenset[int]:
         """Element counts of the weights: a gradient has one of them."""
         return frozenset(
@@ -266,8 +272,10 @@ class Placed:
             owner = "weights" if len(phases) > 1 else "optimizer"
         elif number in self._aliased or role in _STATE:
             owner = "weights"
+        elif not phases or self._trains or (role in _DATA and not name.startswith("self of aten.addm")):
+            owner = "inputs"
         else:
-            owner = "inputs" if not phases or role in ("", "self", "input", "indices", "target", "mask") else "weights"
+            owner = "weights"
         if owner == "optimizer":
             return owner, first, "optimizer state"
         plain = re.sub(r"\[\d+\]$", "", role)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 
 import jax
 import numpy as np
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, live, rng, state, where
+from tpu_lab.backend import bounds, executor, rng, state, where
 from tpu_lab.backend.cache import Program, cache, digest
 from tpu_lab.backend.storage import Pending
 
@@ -55,8 +56,6 @@ class Shadow:
             "or, if the tensor was made in such a function, make it again"
         )
 
-    __jax_array__ = __array__
-
 
 class _Call:
     """Stands for a jitted function: a call gives the shapes of its results."""
@@ -76,12 +75,12 @@ class _Call:
 @contextlib.contextmanager
 def rehearse():
     """In the block nothing runs. Gives the Trace that the block is recorded in; its `programs` can be lowered."""
-    known: dict[int, Shadow] = {}  # by id of the real value, which `kept` holds
+    known: weakref.WeakValueDictionary[int, Shadow] = weakref.WeakValueDictionary()  # by id of the value, which `kept` holds
     kept: list[tuple] = []
 
     def shadow(cell):
         value = cell.value
-        if value.__class__ is Pending:
+        if value.__class__ is Pending and value.array is not None:
             value = value.array
         if value.__class__ is Shadow:
             cell.value = value
@@ -103,9 +102,7 @@ def rehearse():
         if state.thread.tracing is not None:
             return before["resolve"](cell)
         value = cell.value
-        if value.__class__ is Pending and value.array is None:
-            if value.graph is not executor.graph:
-                return before["resolve"](cell)  # it says what was lost
+        if value.__class__ is Pending and value.array is None and value.graph is executor.graph:
             executor.flush(None)
         return shadow(cell)
 
@@ -127,10 +124,11 @@ def rehearse():
     with state.lock:
         if executor.watched or isinstance(cache.__dict__.get("add"), type(add)):
             raise RuntimeError("compile_for, find_nonfinite and coverage do not nest")
-        executor.flush("synchronize")
+        deferred, executor.graph = executor.graph, executor.Graph()  # what waits outside goes on waiting
         before = {name: getattr(executor, name) for name in ("run", "peek", "resolve")}
         counts = cache.programs, cache.hits, cache.misses, cache.clock
-        random, active, owner = (rng.default.seed, rng.default.counter), trace.active, live._owner
+        random, active, watch = (rng.default.seed, rng.default.counter), trace.active, bounds.watch
+        bounds.watch = lambda *_: None  # indices have no values either
         executor.run, executor.peek, executor.resolve = run, peek, resolve
         cache.programs, cache.add = {}, add
         recorded = trace.active = trace.Trace()
@@ -141,12 +139,12 @@ def rehearse():
             executor.flush("synchronize")
     finally:
         with state.lock:
-            executor.graph = executor.Graph()
+            executor.graph = deferred
             for name, function in before.items():
                 setattr(executor, name, function)
             cache.programs, cache.hits, cache.misses, cache.clock = counts
             del cache.add
             rng.default.seed, rng.default.counter = random
-            trace.active, live._owner = active, owner
+            trace.active, bounds.watch = active, watch
             for cell, value in kept:
                 cell.value = value

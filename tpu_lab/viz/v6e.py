@@ -83,6 +83,7 @@ class Model:
     ticks: tuple[tuple[str, float], ...]
     limit: tuple[str, float]
     spaces: tuple[Space, ...]
+    section: str  # what the table is about
     unit: str  # of the table
     rows: tuple[Row, ...]
     more: tuple[Row, ...]
@@ -139,7 +140,7 @@ def title(c: Compiled) -> str:
     chip = c.target.name
     need, room = asked(c), c.target.hbm
     if not c.fits:
-        return f"Does not fit in {chip}: {gib(need)} GiB of HBM needed, {gib(room)} there"
+        return f"Does not fit in {chip}: {gib(need)} GiB of HBM needed, {gib(room)} GiB there"
     share = need / room
     if share < 0.5:
         head = f"Fits in {chip} with room to spare"
@@ -179,11 +180,17 @@ def _kinds(c: Compiled) -> list[padding.Kind]:
     return padding.kinds(b for p in c.parts if p.placed for b in p.placed.buffers if b.owner != "other")
 
 
+def _held(c: Compiled) -> list[padding.Kind]:
+    """What is in HBM when it is fullest: of a program that does not fit, the reason."""
+    placed = c.main.placed
+    return padding.kinds(b for b in placed.buffers if b.fullest and b.space == "HBM") if placed else []
+
+
 def _model(c: Compiled, limit: int) -> Model:
     from tpu_lab.viz import v6e_parts as parts
 
-    kinds = _kinds(c)
-    shown = parts.chosen(kinds, limit)
+    kinds = _kinds(c) if c.fits else _held(c)
+    shown = parts.chosen(kinds, limit) if c.fits else kinds[:limit]
     rest = [k for k in kinds if k not in shown]
     name, factor = number.size_unit(max((k.held for k in shown), default=MIB))
     longest = max((k.held for k in shown), default=1)
@@ -191,7 +198,8 @@ def _model(c: Compiled, limit: int) -> Model:
     tile = padding.tile(worst.shape, worst.layout) if worst and worst.factor > 1.05 else None
     count = sum(len(p.placed.buffers) for p in c.parts if p.placed)
     return Model(
-        title(c), parts.meta(c), parts.facts(c), *parts.fit(c, asked(c)), parts.spaces(c), name,
+        title(c), parts.meta(c), parts.facts(c), *parts.fit(c, asked(c)), parts.spaces(c),
+        "What padding costs" if c.fits else "What is largest when HBM is fullest", name,
         tuple(parts.row(k, longest, factor) for k in shown), tuple(parts.row(k, longest, factor) for k in rest[:FOLDED]),
         f"{number.plural(len(rest), 'other kind')} of buffers, {number.size(sum(k.held for k in rest))} held" if rest else "",
         tile, parts.tile_words(tile), parts.advice(c, worst, tile),

@@ -105,7 +105,8 @@ def _words(owner: str, space: str) -> str:
 
 def chosen(kinds: list[padding.Kind], limit: int) -> list[padding.Kind]:
     """The kinds that waste most, and the largest that wastes nothing, in the order of what they hold."""
-    padded = sorted((k for k in kinds if k.factor > 1.02), key=lambda k: -k.waste)[: max(1, limit - 1)]
+    least = 0.002 * sum(k.held for k in kinds)
+    padded = sorted((k for k in kinds if k.factor > 1.02 and k.waste > least), key=lambda k: -k.waste)[: max(1, limit - 1)]
     plain = [k for k in kinds if k.factor <= 1.02][: limit - len(padded)]
     keep = {id(k) for k in (*padded, *plain)}
     return [k for k in kinds if id(k) in keep]

@@ -28,7 +28,7 @@ def lines(v: Model) -> list:
         pieces = [f"{s.letter + ' ' if s.letter else ''}{s.words} {s.size}" for s in space.segments]
         out += [[f"      {line}"] for line in textwrap.wrap(" \u00b7 ".join(pieces), WIDTH - 6)]
     if v.rows:
-        out += [[], [(f"{'What padding costs':<22}{'shape, layout and tile':<48}{v.unit + ' useful':>12}{'held':>8}{'×':>7}", "dim")]]
+        out += [[], [(f"{v.section:<70}{v.unit + ' useful':>12}{'held':>8}{'×':>7}", "dim")]]
         for r in v.rows:
             laid = f"{r.shape} {r.layout}"
             out.append([f"{_cut(r.what, 21):<22}{_cut(laid, 47):<48}{r.logical:>12}{r.held:>8}{r.factor:>7}"])
