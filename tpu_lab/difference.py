@@ -129,11 +129,11 @@ def compare(before: Metrics, after: Metrics) -> Difference:
 
 
 def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
-    times = tuple(Spread.of(s.ns for s in counted(m)) for m in (a, b))
+    times = (Spread.of(s.ns for s in counted(a)), Spread.of(s.ns for s in counted(b)))
     out = [Quantity("step" if a.steady and b.steady else "block", "time", times[0].median, times[1].median, differ(*times), times)]
     x, y = (typical(m) for m in (a, b))
     for name in PARTS:  # of the typical step: they add up to it
-        parts = tuple(Spread.of(getattr(s.split, name.lower()) for s in counted(m)) for m in (a, b))
+        parts = (_part(a, name.lower()), _part(b, name.lower()))
         own = [getattr(s.split, name.lower()) for s in (x, y)]
         out.append(Quantity(name, "time", own[0], own[1], differ(*parts) and _large(parts, times), parts))
     run = [m.launches_in(s) for m, s in ((a, x), (b, y))]
@@ -161,6 +161,10 @@ def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
         exact("FLOPs", "work", [a.flops, b.flops]),
         Quantity("MFU", "share", used[0], used[1], out[0].changed and None not in used),
     )
+
+
+def _part(m: Metrics, name: str) -> Spread:
+    return Spread.of(getattr(s.split, name) for s in counted(m))
 
 
 def differ(a: Spread, b: Spread) -> bool:
@@ -218,9 +222,15 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
     q = {x.name: x for x in quantities}
     if not (a.trace.launches or b.trace.launches):
         return "No op ran on 'tpu' in either profile"
+    for name, m in (("first", a), ("second", b)):
+        if not (m.trace.launches or m.trace.ops):
+            return f"The {name} profile recorded no op on 'tpu'"
     time = quantities[0]
     clauses = []
-    if q["launches"].changed:
+    work = q["FLOPs"]
+    if work.before and work.after and abs(work.after / work.before - 1) > 0.01:  # a faster step of less work is no news
+        clauses.append(f"work {arrow(work)}")
+    elif q["launches"].changed:
         clauses.append(_became(q["launches"], "launch", "launches"))
     elif q["compile misses"].changed:
         clauses.append(_became(q["compile misses"], "miss", "misses"))

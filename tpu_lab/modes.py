@@ -13,11 +13,11 @@ from typing import Any, Callable
 
 import torch
 
-from tpu_lab import snapshot
+from tpu_lab import snapshot, splice, twin
 from tpu_lab import trace as _trace
 from tpu_lab.profile import Profile, profile
 from tpu_lab.viz import modes as drawn
-from tpu_lab.viz.modes import Run
+from tpu_lab.viz.mode_runs import Compared, Run
 from tpu_lab.viz.view import View
 
 MODES = ("debug", "strict", "fused", "compiled")
@@ -26,7 +26,7 @@ MODES = ("debug", "strict", "fused", "compiled")
 class Comparison(View):
     """The view of the modes; `.profiles["fused"]` is the Profile of one, `.rows` the table as a DataFrame."""
 
-    def __init__(self, record: drawn.Compared, profiles: dict[str, Profile]) -> None:
+    def __init__(self, record: Compared, profiles: dict[str, Profile]) -> None:
         view = drawn.draw(record)
         super().__init__(view.name, view.title, view.finding, view._rows, view._lines, view._body)
         self.profiles = profiles
@@ -45,7 +45,8 @@ def compare_modes(
     peak_flops: float | None = None,
     **kwargs,
 ) -> Comparison:
-    """Call fn(*args, **kwargs) warmup + steps times in each mode, one mode after the other, and compare them.
+    """Call fn(*args, **kwargs) warmup + steps times in each mode, and compare them: after the
+    warm-up the modes take turns, step by step, each from where its last step ended.
 
     fn: one step, best one that returns its loss. "compiled" runs torch.compile(fn); where that fails, its row says why.
     state: what fn changes (modules, optimizers, tensors, containers of them) beyond what is found in fn's closure, the
@@ -64,25 +65,31 @@ def compare_modes(
         raise TypeError(f"compare_modes(fn, ...) needs a function to call, not a {type(fn).__name__}")
     if _trace.active is not None:
         raise RuntimeError("compare_modes inside an active profile: end the profile first, each mode has its own")
-    options = {"steps": steps, "warmup": warmup, "name": name or _name(fn), "flops": flops, "peak_flops": peak_flops}
     fn = getattr(fn, "_torchdynamo_orig_callable", fn)  # what torch.compile wrapped
     torch.tpu.synchronize()
     found = snapshot.find(fn, args, kwargs, state, cpu)
     restore = snapshot.save(found)
-    runs: list[Run] = []
-    profiles: dict[str, Profile] = {}
+    every = (fn, args, kwargs, state)
+    turns = [_Turns(mode, every, restore, {"name": name or _name(fn), "flops": flops, "peak_flops": peak_flops}) for mode in modes]
+    native = None if cpu is False else _Native(cpu or None, fn, args, kwargs)
     try:
-        for mode in modes:
-            restore()
-            run, made = _run(mode, fn, args, kwargs, options)
-            runs.append(run)
-            if made is not None:
-                profiles[mode] = made
-        restore()
-        native = None if cpu is False else _native(cpu or None, fn, args, kwargs, warmup + steps, warmup)
+        # All compile before any step is timed; the last warm-up call is a turn by itself, begun from a put-back state as
+        # the timed ones are, for which there may be another program.
+        for calls in (warmup - 1, 1) if warmup > 1 else (warmup,):
+            for each in (*turns, native):
+                if each is not None and calls:
+                    each.run(calls, warm=True)
+        for _ in range(steps):  # then they take turns: a busy machine is busy for all
+            for each in (*turns, native):
+                if each is not None:
+                    each.run(1)
     finally:
         restore()
-    record = drawn.Compared(tuple(runs), native, steps, warmup, _optimizer(found), len(found.iterators))
+    profiles = {t.mode: t.profile() for t in turns if t.traces}
+    record = Compared(
+        tuple(t.result(profiles.get(t.mode), sum(o.own for o in turns if o is not t)) for t in turns), None if native is None else native.result(warmup), steps, warmup,
+        _optimizer(found), len(found.iterators),
+    )  # fmt: skip
     return Comparison(record, profiles)
 
 
@@ -96,32 +103,65 @@ def _optimizer(found: snapshot.Found) -> str:
     return kinds.pop() if len(kinds) == 1 else "optimizer"
 
 
-def _run(mode: str, fn, args, kwargs, options) -> tuple[Run, Profile | None]:
-    """One mode; a failure of torch.compile is its result."""
-    if mode != "compiled":
-        with _nothing_compiled():
-            made, results = _profiled(fn, args, kwargs, mode, options)
-        return Run(mode, made.metrics, results), made
-    try:
-        made, results = _profiled(torch.compile(fn), args, kwargs, "strict", options)
-    except Exception as error:
-        return Run(mode, None, (), _why(error)), None
-    made.trace.meta["mode"] = "compiled"
-    return Run(mode, made.metrics, results), made
+def _bytes(found: snapshot.Found) -> int:
+    """Device bytes of what a mode has for itself: optimizer state and gradients; the weights are one set for all."""
+    own = [v for o in found.optimizers for state in o.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    own += [t.grad for t in found.tensors.values() if t.is_leaf and t.grad is not None]
+    return sum(t.nbytes for t in own if t.device.type == "tpu")
 
 
-def _profiled(fn, args, kwargs, mode, options) -> tuple[Profile, tuple]:
-    results: list = []
+class _Turns:
+    """One mode: its own state between its turns, and the traces of them."""
 
-    def step():
-        value = fn(*args, **kwargs)
+    def __init__(self, mode: str, every, restore, options) -> None:
+        self.mode, self.every, self.restore, self.options = mode, every, restore, options
+        self.fn, self.args, self.kwargs, _ = every
+        self.call = torch.compile(self.fn) if mode == "compiled" else self.fn
+        self.traces: list[_trace.Trace] = []
+        self.results: list = []
+        self.last: Any = None
+        self.failed = ""
+        self.own = 0  # device bytes of its state while others run
+
+    def run(self, calls: int, warm: bool = False) -> None:
+        """Put this mode's state in place, call the step, and keep what came of it."""
+        if self.failed:
+            return
+        self.restore()
+        try:
+            with contextlib.nullcontext() if self.mode == "compiled" else _nothing_compiled():
+                made = profile(self._step, steps=calls, mode="strict" if self.mode == "compiled" else self.mode, **self.options)
+        except Exception as error:
+            if self.mode != "compiled":
+                raise
+            self.failed, self.traces = _why(error), []
+            return
+        if warm:
+            made.trace.marks.append(("warmup end", made.trace.marks[-2][1]))
+        self.traces.append(made.trace)
+        self.last = made.value
+        found = snapshot.find(*self.every)
+        self.restore = snapshot.save(found)
+        self.own = _bytes(found)
+
+    def _step(self):
+        value = self.call(*self.args, **self.kwargs)
         torch.tpu.synchronize()  # a step ends when its work is done, in each mode
-        results.append(_number(value))
+        self.results.append(_number(value))
         return value
 
-    made = profile(step, mode=mode, **options)
-    made.trace.meta.update(_place(fn))
-    return made, _compared(results, made.value)
+    def profile(self) -> Profile:
+        """All turns as one profile."""
+        made = Profile(splice.join(self.traces), flops=self.options["flops"], peak_flops=self.options["peak_flops"])
+        made.trace.meta.update(_place(self.fn), mode=self.mode)
+        made.value = self.last
+        return made
+
+    def result(self, made: Profile | None, parked: int) -> Run:
+        """What the view shows of it; parked: device bytes that other modes' state held meanwhile."""
+        if made is None:
+            return Run(self.mode, None, failed=self.failed)
+        return Run(self.mode, made.metrics, _compared(self.results, self.last), parked=parked)
 
 
 def _place(fn) -> dict:
@@ -167,30 +207,49 @@ def _why(error: Exception) -> str:
     return told if told.startswith(type(error).__name__) else f"{type(error).__name__}: {told}"
 
 
-def _native(cpu, fn, args, kwargs, calls: int, warmup: int) -> Run:
+class _Native:
     """The step on the CPU: the caller's function, else a copy of fn."""
-    from tpu_lab import twin
 
-    results: list = []
-    times: list[int] = []
-    try:
-        copied, args, kwargs = twin.on_cpu(fn if cpu in (None, True) else (lambda: None), args, kwargs)
-        run = copied if cpu in (None, True) else cpu
-        with _nothing_compiled():
-            trace = _trace.start()
-            try:
-                for _ in range(calls):
-                    start = time.perf_counter_ns()
-                    value = run(*args, **kwargs)
-                    times.append(time.perf_counter_ns() - start)
-                    results.append(_number(value))
-                    if trace.ops or trace.launches:
-                        raise RuntimeError("the step made tensors on 'tpu' by itself")
-            finally:
-                _trace.stop()
-    except Exception as error:
-        if cpu not in (None, True):
-            raise
-        hint = "give cpu=, a function that runs the same step on the CPU"
-        return Run("native CPU", None, (), f"{str(error).splitlines()[0] if str(error) else type(error).__name__}: {hint}")
-    return Run("native CPU", None, _compared(results, value), times=tuple(times[warmup:]))
+    def __init__(self, cpu, fn, args, kwargs) -> None:
+        self.own = callable(cpu)
+        self.times: list[int] = []
+        self.results: list = []
+        self.last: Any = None
+        self.failed = ""
+        try:
+            copied, self.args, self.kwargs = twin.on_cpu((lambda: None) if self.own else fn, args, kwargs)
+            self.call = cpu if self.own else copied
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        self.failed = f"{first}: give cpu=, a function that runs the same step on the CPU"
+
+    def run(self, calls: int, warm: bool = False) -> None:
+        """Call it; a copy that does not run, or that runs on "tpu", is no reference."""
+        if self.failed:
+            return
+        try:
+            with _nothing_compiled():
+                trace = _trace.start()
+                try:
+                    for _ in range(calls):
+                        start = time.perf_counter_ns()
+                        self.last = self.call(*self.args, **self.kwargs)
+                        self.times.append(time.perf_counter_ns() - start)
+                        self.results.append(_number(self.last))
+                finally:
+                    _trace.stop()
+            if trace.ops or trace.launches:
+                raise RuntimeError("the step made tensors on 'tpu' by itself")
+        except Exception as error:
+            if self.own:
+                raise
+            self._fail(error)
+
+    def result(self, warmup: int) -> Run:
+        """Its times after the warm-up."""
+        if self.failed:
+            return Run("native CPU", None, failed=self.failed)
+        return Run("native CPU", None, _compared(self.results, self.last), times=tuple(self.times[warmup:]))

@@ -112,8 +112,8 @@ def save(found: Found) -> Callable[[], None]:
     from tpu_lab.backend import rng, state
 
     with torch.no_grad(), state.mode_scope("strict"):  # a copy is a copy now, not when somebody asks for it
-        tensors = [(t, t.detach().clone(), t.grad if t.is_leaf else None) for t in found.tensors.values() if _writable(t)]
-        grads = [(t.grad, t.grad.detach().clone()) for t, _, _ in tensors if t.is_leaf and t.grad is not None]
+        tensors = [(t, _copied(t), t.grad if t.is_leaf else None) for t in found.tensors.values() if _writable(t)]
+        grads = [(t.grad, _copied(t.grad)) for t, _, _ in tensors if t.is_leaf and t.grad is not None]
     optimizers = [(o, [dict(g) for g in o.param_groups], {p: (s, dict(s)) for p, s in o.state.items()}) for o in found.optimizers]
     stateful = [(s, copy.deepcopy(s.state_dict())) for s in found.stateful]
     containers = [(c, copy.copy(c)) for c in found.containers]
@@ -165,15 +165,17 @@ def _values(states: dict) -> list:
 
 
 def _full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:  # a name that was not bound yet
-        return False
-    return True
+    return cell != types.CellType()  # an empty one is a name that was not bound yet
 
 
 def _cells(fn: types.FunctionType) -> list:
     return [cell.cell_contents for cell in fn.__closure__ or () if _full(cell)]
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """On the host: a copy on the device would count as the step's memory."""
+    value = tensor.detach()
+    return value.clone() if value.device.type == "cpu" else value.cpu()
 
 
 def _writable(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,20 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from tpu_lab.difference import Difference, LineChange, OpChange, Quantity, Spread, arrow, compare, counted, mode, noise, typical, write
+from tpu_lab.difference import (
+    Difference,
+    LineChange,
+    OpChange,
+    Quantity,
+    Spread,
+    arrow,
+    compare,
+    counted,
+    mode,
+    noise,
+    typical,
+    write,
+)
 from tpu_lab.metrics import Metrics
 from tpu_lab.place import place
 from tpu_lab.viz import frame, number
@@ -129,8 +142,9 @@ def draw(before: Metrics, after: Metrics) -> View:
 def _model(d: Difference) -> Model:
     a, b = d.before, d.after
     empty = [name for name, m in (("first", a), ("second", b)) if frame.nothing(m)]
-    if len(empty) == 2:
-        return Model(d.title, (), (), (), (), "", (), None, (), "", "Both profiles recorded no op on 'tpu': there is nothing to compare.")
+    if empty:
+        hint = frame.nothing_hint(a if empty[0] == "first" else b)
+        return Model(d.title, (), (), (), (), "", (), None, (), "", hint)
     unit, factor = number.time_unit(max([abs(t) for c in d.lines for t in c.ns], default=1.0) or 1.0)
     shown = d.lines[:LINES] if any(t for c in d.lines for t in c.ns) else ()
     rest = d.lines[len(shown) :] if shown else ()
@@ -143,12 +157,11 @@ def _model(d: Difference) -> Model:
         if limit is not None
         else "fewer than three steps on a side: no time can be told from noise"
     )
-    hint = f"The {empty[0]} profile recorded no op on 'tpu'." if empty else ""
     return Model(
         d.title, tuple(_meta(a, b)), _sides(a, b), tuple(_part(q) for q in d.quantities if q.name in PAINTS and (q.before or q.after)),
         tuple(_row(q) for q in named if q.before or q.after),
         unit, tuple(_line(c, factor) for c in shown), _others(rest, factor), tuple(_only(d.ops, side) for side in ("before", "after")),
-        f"median \u00b1 half of the middle half; {told}; a line\u2019s time is its ops\u2019 share of their launches", hint,
+        f"median \u00b1 half of the middle half; {told}; a line\u2019s time is its ops\u2019 share of their launches",
     )  # fmt: skip
 
 
@@ -202,6 +215,8 @@ def _change(q: Quantity) -> str:
     if q.before is None or q.after is None or q.before == q.after:
         return ""
     if q.kind == "time" and q.spread is not None and not q.changed:
+        return "not above noise" if noise(*q.spread) is not None else "noise not known"
+    if q.kind == "share" and not q.changed:
         return "not above noise"
     gap = q.after - q.before
     sign = "+" if gap > 0 else "\u2212"

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from tpu_lab.difference import Spread, counted, differ, mfu, noise, peak_live, typical
+from tpu_lab.difference import mfu, peak_live, typical
 from tpu_lab.metrics import Metrics
-from tpu_lab.trace import REASONS
 from tpu_lab.viz import frame, mode_lanes, number
-from tpu_lab.viz.nonfinite import figure
+from tpu_lab.viz.mode_runs import Compared, Run, agreement, count, title, what
 from tpu_lab.viz.view import View, template
 
 SHORT = {
@@ -23,42 +18,6 @@ SHORT = {
     "fused": "record, launch when a value is needed",
     "compiled": "torch.compile(step)",
 }
-EPSILON = {"f64": 2.0**-52, "bf16": 2.0**-8, "f16": 2.0**-11}  # else f32's
-
-
-@dataclass(frozen=True)
-class Run:
-    """The step in one mode. results: a number a call, or the arrays that the last call gave. failed: why it did not run."""
-
-    mode: str
-    metrics: Metrics | None
-    results: tuple[Any, ...] = ()
-    failed: str = ""
-    times: tuple[int, ...] = ()  # ns, of the native CPU, which has no records
-
-    @property
-    def spread(self) -> Spread:
-        """Step times in ns."""
-        return Spread.of(self.times if self.metrics is None else [s.ns for s in counted(self.metrics)])
-
-
-@dataclass(frozen=True)
-class Compared:
-    """All modes of one comparison. native: on the CPU without the device, None when not asked for."""
-
-    runs: tuple[Run, ...]
-    native: Run | None
-    steps: int
-    warmup: int
-    optimizer: str = "optimizer"
-    iterators: int = 0  # found in the step: they cannot be wound back
-
-    @property
-    def ran(self) -> tuple[Run, ...]:
-        return tuple(r for r in self.runs if r.metrics is not None and (r.metrics.trace.launches or r.metrics.trace.ops))
-
-    def run(self, mode: str) -> Run | None:
-        return next((r for r in self.ran if r.mode == mode), None)
 
 
 def rows(c: Compared):
@@ -70,7 +29,19 @@ def rows(c: Compared):
     out = []
     for r in (*c.runs, *([c.native] if c.native else [])):
         spread, m = r.spread, r.metrics
-        step = typical(m) if m is not None else None
+        known = {}
+        if m is not None:
+            step = typical(m)
+            known = {
+                "launches": count(r),
+                "programs": len({x.key for x in m.launches_in(step)}),
+                "ops": step.ops[1] - step.ops[0],
+                "compile_s": sum(x.compile_ns for x in m.trace.launches) / 1e9,
+                "first_step_s": m.steps[0].ns / 1e9 if m.steps else math.nan,
+                "mfu": math.nan if (used := mfu(m)) is None else used,
+                "live_bytes": None if (live := peak_live(m)) is None else max(0, live - r.parked),
+            }
+        none = {"launches": None, "programs": None, "ops": None, "compile_s": math.nan, "first_step_s": math.nan, "mfu": math.nan, "live_bytes": None}
         out.append(
             {
                 "mode": r.mode,
@@ -78,13 +49,8 @@ def rows(c: Compared):
                 "spread_ms": math.nan if spread.half is None else spread.half / 1e6,
                 "n": spread.n,
                 "against_fused": spread.median / fused.spread.median if fused and spread.n else math.nan,
-                "launches": None if m is None else len(m.launches_in(step)),
-                "programs": None if m is None else len({x.key for x in m.launches_in(step)}),
-                "ops": None if m is None else step.ops[1] - step.ops[0],
-                "compile_s": math.nan if m is None else sum(x.compile_ns for x in m.trace.launches) / 1e9,
-                "first_step_s": m.steps[0].ns / 1e9 if m is not None and m.steps else math.nan,
-                "mfu": math.nan if m is None or (used := mfu(m)) is None else used,
-                "live_bytes": None if m is None else peak_live(m),
+                **none,
+                **known,
                 "loss": r.results[-1] if r.results and isinstance(r.results[-1], float) else math.nan,
                 "what": what(c, r),
                 "failed": r.failed,
@@ -92,157 +58,6 @@ def rows(c: Compared):
         )
     table = pd.DataFrame(out)
     return table.astype({k: "Int64" for k in ("launches", "programs", "ops", "live_bytes")})
-
-
-def what(c: Compared, r: Run) -> str:
-    """What a mode does, from what it did: which parts of the step its programs hold."""
-    if r.failed:
-        return r.failed
-    if r.metrics is None:
-        cores = next((x.metrics.trace.meta.get("cores") for x in c.ran if x.metrics), None)
-        return "PyTorch without TPU Lab" + (f", the same {number.plural(cores, 'core')}" if cores else "")
-    if r.mode == "debug":
-        return "waits after each op, to find the one that fails"
-    if r.mode == "strict":
-        return "each op its own cached program"
-    m = r.metrics
-    launches = m.launches_in(typical(m))
-    phase = {o.index: o.phase for o in m.ops_in(typical(m))}
-    parts = [[p for p in ("forward", "backward", "optimizer") if p in {phase.get(i) for i in x.ops}] for x in launches]
-    named = [_join([c.optimizer if p == "optimizer" else p for p in own]) or "part of it" for own in parts]
-    if r.mode == "compiled" and not any(x.mode == "compiled" for x in launches):
-        return "Dynamo compiled nothing: the ops ran one by one"
-    graphs = [own for own, x in zip(named, launches, strict=True) if len(x.ops) > 1 or x.mode == "compiled"]
-    alone = len(launches) - len(graphs)
-    if len(launches) == 1:
-        said = f"one program for {named[0]}"
-    elif 1 < len(set(graphs)) == len(graphs) <= 4:
-        said = f"{_join(graphs)} each a program"
-    else:
-        said = f"{number.plural(len(graphs), 'program')} of several ops"
-    if alone and len(launches) > 1:
-        said += f", {number.plural(alone, 'op')} alone"
-    return said + _dynamo(r)
-
-
-def _join(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
-
-
-def _dynamo(r: Run) -> str:
-    """What the first steps of a compiled step took besides XLA: Dynamo's tracing."""
-    assert r.metrics is not None
-    if r.mode != "compiled":
-        return ""
-    early = [s for s in r.metrics.steps if s not in counted(r.metrics)]
-    spent = sum(s.ns - s.split.compile for s in early) - r.spread.median * len(early)
-    return f"; Dynamo took {number.time(spent)} to trace" if spent > 1e8 else ""
-
-
-def title(c: Compared) -> str:
-    """How many launches in which mode, and what that is worth."""
-    ran = c.ran
-    if not ran:
-        failed = next((r.failed for r in c.runs if r.failed), "")
-        return f"No mode ran: {failed}"[:85] if failed else "No op ran on 'tpu'"
-    strict, fused = c.run("strict"), c.run("fused")
-    if len(ran) == 1:
-        return f"The step in {ran[0].mode} mode: {number.time(ran[0].spread.median)}"
-    if strict is None or fused is None:
-        best, worst = (f(ran, key=lambda r: r.spread.median) for f in (min, max))
-        head = f"The same step, {_launches(worst)} or {number.count(_count(best))}"
-        return f"{head}: {_faster(best, worst)}"
-    return f"The same step, {_launches(strict)} or {number.count(_count(fused))}: {_faster(fused, strict)}"
-
-
-def _count(r: Run) -> int:
-    assert r.metrics is not None
-    return len(r.metrics.launches_in(typical(r.metrics)))
-
-
-def _launches(r: Run) -> str:
-    return number.plural(_count(r), "launch", "launches")
-
-
-def _faster(a: Run, b: Run) -> str:
-    x, y = a.spread, b.spread
-    if not differ(x, y):
-        limit = noise(x, y)
-        if limit is None:
-            return f"{a.mode} {number.time(x.median)}, {b.mode} {number.time(y.median)}"
-        return f"no difference in time above noise, \u00b1 {number.percent(limit, 2)}"
-    if x.median <= y.median:
-        return f"{a.mode} is {number.sig(y.median / x.median)} times as fast as {b.mode}"
-    return f"{a.mode} takes {number.sig(x.median / y.median)} times as long as {b.mode}"
-
-
-# --- do the losses agree? ---------------------------------------------------------------------------------------------
-
-
-def largest(a: tuple, b: tuple) -> tuple[float, int]:
-    """(largest relative difference of two runs' results, at which call or array); inf where they cannot be compared."""
-    if len(a) != len(b):
-        return math.inf, 0
-    worst, at = 0.0, 0
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
-        x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-        if x.shape != y.shape or not np.array_equal(np.isfinite(x), np.isfinite(y)):
-            return math.inf, i
-        finite = np.isfinite(x)
-        gap = np.abs(x - y)[finite]
-        size = np.maximum(np.abs(x), np.abs(y))[finite]
-        difference = float(gap.max() / size.max()) if gap.size and gap.max() else 0.0
-        if difference > worst:
-            worst, at = difference, i
-    return worst, at
-
-
-def agreement(c: Compared) -> tuple[bool | None, str]:
-    """(do all runs agree, a sentence); None when the step gave nothing to compare.
-
-    Two runs agree when they differ by at most the square root of the dtype's epsilon: half of its digits, as rounding
-    is another in each mode and grows from step to step.
-    """
-    runs = [r for r in c.ran if r.results]
-    if len(runs) < 2:
-        return None, "The step returned no number: let it return its loss, and the losses are compared" if len(c.ran) > 1 else ""
-    first = runs[0]
-    numbers = isinstance(first.results[0], float)
-    word = "Losses" if numbers else "Results"
-    assert first.metrics is not None
-    allowed = math.sqrt(EPSILON.get(frame.dtype(first.metrics), 2.0**-23))
-    worst, at, who = max(((*largest(first.results, r.results), r) for r in runs[1:]), key=lambda x: x[0])
-    random = any(o.kind == "random" for o in first.metrics.trace.ops)
-    if worst <= allowed:
-        last = f"{first.results[-1]:.5g} at the last step, " if numbers else ""
-        all_ = f"all {_spelled(len(runs))}" if len(runs) > 2 else "both"
-        said = "no difference" if not worst else f"largest relative difference {figure(worst)}"
-        return _with_native(c, first, allowed, random, True, f"{word} agree in {all_}: {last}{said}")
-    where = f" at call {at + 1} of {len(first.results)}" if numbers else ""
-    values = f": {first.mode} {first.results[at]:.5g}, {who.mode} {who.results[at]:.5g}" if numbers and at < len(who.results) else ""
-    why = ""
-    if c.iterators:
-        why = ". The step draws from an iterator, which cannot be wound back: pass it one batch"
-    elif random and who.mode == "compiled":
-        why = ". A compiled graph draws its random numbers in another order: compare without dropout"
-    said = f"by {figure(worst)} of their size" if math.isfinite(worst) else "in shape or in where they are finite"
-    return False, f"{word} differ {said}{where}{values}{why}"
-
-
-def _with_native(c: Compared, first: Run, allowed: float, random: bool, agree: bool, sentence: str) -> tuple[bool, str]:
-    if c.native is None or not c.native.results:
-        return agree, sentence
-    gap, _ = largest(first.results, c.native.results)
-    if gap <= allowed:
-        return agree, f"{sentence}; native CPU within {figure(gap)}" if gap else f"{sentence}; native CPU gives the same"
-    if random:
-        return agree, f"{sentence}; native CPU draws other random numbers"
-    by = figure(gap) if math.isfinite(gap) else "more than its finite values tell"
-    return False, f"{sentence}; native CPU differs by {by}"
-
-
-def _spelled(n: int) -> str:
-    return {3: "three", 4: "four"}.get(n, str(n))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -323,7 +138,7 @@ def _model(c: Compared, table) -> Model:
     first = c.ran[0].metrics
     assert first is not None
     length = axis(c)
-    unit, factor = number.time_unit(length)
+    unit, factor = number.time_unit(min(r.spread.median for r in c.ran))
     marks = mode_lanes.nice(length / factor)
     native = None
     for ns in _native_ns(c):
@@ -336,9 +151,11 @@ def _model(c: Compared, table) -> Model:
     agree, losses = agreement(c)
     cached = " \u00b7 compile: 0 when an earlier mode or run had made the programs" if (table.compile_s == 0).any() else ""
     peak = f" \u00b7 MFU of {number.rate(first.peak.flops)}, {first.peak.label}" if first.peak and first.mfu is not None else ""
-    foot = f"median \u00b1 half of the middle half, n = {c.steps}{cached}{peak} \u00b7 live: tensors, not what a program needs inside"
+    ns = sorted({r.spread.n for r in c.ran})
+    n = number.count(ns[0]) if len(ns) == 1 else f"{ns[0]} to {ns[-1]}, steps that compiled left out"
+    foot = f"median \u00b1 half of the middle half, n = {n}{cached}{peak} \u00b7 live: tensors, not what a program needs inside"
     return Model(
-        title(c), tuple(_meta(c, first)), bands, tuple((f"{100 * x * factor / length:.2f}", f"{x:g}" + (f" {unit}" if not x else "")) for x in marks),
+        title(c), tuple(_meta(c, first)), bands, tuple((f"{100 * x * factor / length:.2f}", f"{x:,g}" + (f" {unit}" if not x else "")) for x in marks),
         native, lines, (unit, size[0]), tuple(k for k in mode_lanes.WORDS if k in paints), agree, losses, foot,
     )  # fmt: skip
 
@@ -346,7 +163,7 @@ def _model(c: Compared, table) -> Model:
 def _meta(c: Compared, m: Metrics) -> list[tuple[str, bool]]:
     """The frame's words, but for the mode, the steps and the dtype's place."""
     kept = [(t, b) for t, b in frame.provenance(m) if not b and " step" not in t]
-    return [*kept[:-1], (f"{number.plural(c.steps, 'step')} in each mode after {c.warmup}, one mode after the other", False), *kept[-1:]]
+    return [*kept[:-1], (f"{number.plural(c.steps, 'step')} in each mode after {c.warmup}, interleaved", False), *kept[-1:]]
 
 
 def _paints(lane: mode_lanes.Lane) -> set[str]:
@@ -356,7 +173,7 @@ def _paints(lane: mode_lanes.Lane) -> set[str]:
 def _band(r: Run, length: float) -> Band:
     if r.metrics is None or not (r.metrics.trace.ops or r.metrics.trace.launches):
         return Band(r.mode, SHORT[r.mode], (number.NONE, ""), ("", ""), None, r.failed or "No op ran on 'tpu'")
-    n = _count(r)
+    n = count(r)
     return Band(
         r.mode, SHORT[r.mode], number.time_pair(r.spread.median), (number.count(n), "launch" if n == 1 else "launches"),
         mode_lanes.lanes(r.metrics, typical(r.metrics), length), "",
