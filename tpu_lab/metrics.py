@@ -242,6 +242,16 @@ class Metrics:
             self.whole,
         )
 
+    @cached_property
+    def step_of_launch(self) -> dict[int, int]:
+        """Launch index -> number of the step it began in."""
+        return {r.index: s.number for s in self.steps for r in self.launches_in(s)}
+
+    @cached_property
+    def compile_of_launch(self) -> dict:
+        """Launch index -> its CompileRecord."""
+        return {c.launch: c for c in self.trace.compiles}
+
     def ops_in(self, step: Step) -> list:
         return self.trace.ops[slice(*step.ops)]
 

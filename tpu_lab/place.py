@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 
@@ -10,6 +11,7 @@ _KERNEL = re.compile(r"ipykernel_\d+")
 _MARIMO = re.compile(r"__marimo__cell_(\w+?)_?(?:\.py)?$")
 
 
+@functools.lru_cache(maxsize=4096)
 def short_file(file: str) -> str:
     """The last part of a path; a notebook cell by the name its host gives it; "" stays ""."""
     if not file:

@@ -69,7 +69,7 @@ _COLUMNS = (
 
 
 def compiles_by_launch(m: Metrics) -> dict:
-    return {c.launch: c for c in m.trace.compiles}
+    return m.compile_of_launch
 
 
 @dataclass(frozen=True)

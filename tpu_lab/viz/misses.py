@@ -120,7 +120,7 @@ def seconds(members: list[CompileRecord]) -> str:
 
 def step_of(m: Metrics) -> dict[int, int]:
     """Launch index -> step number, for launches inside steps."""
-    return {m.trace.launches[i].index: s.number for s in m.steps for i in range(*s.launches)}
+    return m.step_of_launch
 
 
 def label(step: int | None) -> str:

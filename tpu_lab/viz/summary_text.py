@@ -64,7 +64,9 @@ def lines(m: Metrics, v) -> list:
         if each
         else ""
     )
-    out += [[], [(f"more: {' '.join(f'p.{view.name}' for view in v.views)} \u00b7 {cost}{number.count(m.trace.dropped)} dropped", "dim")]]
+    views, dropped = " ".join(f"p.{view.name}" for view in v.views), f"{number.count(m.trace.dropped)} dropped"
+    parts = [dropped, f"more: {views}", cost.rstrip(", ")] if m.trace.dropped else [f"more: {views}", f"{cost}{dropped}"]
+    out += [[], [(" \u00b7 ".join(filter(None, parts)), "dim")]]
     return out
 
 
