@@ -189,7 +189,7 @@ def _hint(m: Metrics, groups: tuple[Group, ...]) -> str:
         return "Nothing was launched in the drawn step: its ops wait for a value that somebody reads."
     if m.trace.programs:
         return "The programs of this step were dropped, as the trace was full: give profile() a larger limit=."
-    return "A profile read back from a file keeps its records, not its programs: profile again in this process."
+    return "The texts of its programs were not kept with it: profile again, and look at p.fusions in the same process."
 
 
 def _model(m: Metrics, groups, right, note, limit, sort) -> Model:
@@ -287,7 +287,15 @@ def _rungs(m: Metrics, groups, records, table: Table) -> tuple[Rungs, ...]:
         if launch.key not in lowered:
             lowered[launch.key] = {}
             with contextlib.suppress(LookupError):  # a profile read from a file holds the text of few programs
-                lowered[launch.key] = stablehlo_lines(m.trace.programs[launch.key].stablehlo())  # type: ignore[attr-defined]
+                lowered[launch.key] = _lowered(m.trace.programs[launch.key])
         made = ladder(g, launch, records, module, lowered[launch.key])
         out.append(Rungs(row, f"{number.plural(len(g.ops), 'op')} to {g.name}", made))
     return tuple(out)
+
+
+def _lowered(program) -> dict[int, list[str]]:
+    """Lines of its StableHLO by op; none for a program read from a file that was written without."""
+    try:
+        return stablehlo_lines(program.stablehlo())
+    except LookupError:
+        return {}
