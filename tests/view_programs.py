@@ -63,11 +63,16 @@ def geometry(env) -> dict:
         owner = seen.setdefault(s._cdata, name)
         at = t.data_ptr() - s.data_ptr() if t.numel() else None
         out[name] = {
-            "dtype": t.dtype, "shape": tuple(t.shape), "stride": t.stride(), "offset": t.storage_offset(),
+            "dtype": t.dtype, "shape": tuple(t.shape), "stride": _strides(t), "offset": t.storage_offset(),
             "version": t._version, "contiguous": t.is_contiguous(), "bytes": s.nbytes(), "memory of": owner, "at": at,
             "conj": t.is_conj(), "view": t._is_view(),
         }  # fmt: skip
     return out
+
+
+def _strides(t) -> tuple[int | None, ...]:
+    """The strides that mean something. PyTorch's CPU kernels differ among themselves on those of dimensions of size 1."""
+    return tuple([s if n != 1 else None for n, s in zip(t.shape, t.stride(), strict=True)])
 
 
 def values(env) -> dict:

@@ -4,6 +4,7 @@ A lowering that takes indices says in `bounds` which of its arguments must lie w
 gives one more small output, for each such argument the index that is furthest out, or FINE. It costs no launch: a
 fused or compiled program gives it in place of its `done` scalar. And no wait: the outputs are kept here with the lines
 of their ops, and read where the host waits anyway (item, a copy to the CPU, synchronize), as far as they are ready.
+Other values that PyTorch refuses, a zero that integers are divided by, go the same way and are RuntimeErrors (`never`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class Bound(NamedTuple):
     def text(self) -> str:
         """The words with a {} left for the index."""
         return self.words.replace("{dim}", str(self.dim)).replace("{size}", str(self.size))
+
+
+def never(wrong, words: str) -> Bound:
+    """`wrong` (a boolean array) must be false everywhere. The words name no index: then it is a RuntimeError."""
+    return Bound(wrong.astype(jnp.int32), 1, words)
 
 
 class Check(NamedTuple):
@@ -85,7 +91,7 @@ def _forget_fine() -> None:
 
 
 def look(wait: bool = False) -> None:
-    """The host has waited: raise OutOfRange for the first wrong index among the launches that are ready.
+    """The host has waited: raise OutOfRange (RuntimeError for `never`) for the first wrong index among the launches that are ready.
 
     wait: the device has finished everything.
     """
@@ -101,7 +107,7 @@ def look(wait: bool = False) -> None:
         for value, check in zip(values.tolist(), checks, strict=True):
             if value != FINE:
                 _unread.clear()
-                raise OutOfRange(_sentence(value, check))
+                raise (OutOfRange if "{}" in check.text else RuntimeError)(_sentence(value, check))
     _unread.extend(later)
 
 

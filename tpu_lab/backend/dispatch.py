@@ -261,6 +261,9 @@ def _doubtful(record, tensors, args, kwargs) -> bool:
         return False
     if not record.lowering.promote and len({t.dtype for t in tensors}) > 1:
         return True
+    index = record.names.get("index")
+    if index is not None and index < len(args) and isinstance(args[index], torch.Tensor) and args[index].is_floating_point():
+        return True
     at = record.names.get("dim")
     dim = kwargs.get("dim") if at is None or at >= len(args) else args[at]
     return type(dim) is int and bool(tensors) and not -max(tensors[0].dim(), 1) <= dim < max(tensors[0].dim(), 1)

@@ -11,7 +11,20 @@ import time
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import bits, dispatch, dtypes, fallback, host, recorder, registry, resize, state, storage
+from tpu_lab.backend import (
+    bits,
+    dispatch,
+    dtypes,
+    fallback,
+    host,
+    recorder,
+    refusals,
+    registry,
+    resize,
+    signature,
+    state,
+    storage,
+)
 from tpu_lab.backend import ops as _ops  # noqa: F401  registers the lowerings
 from tpu_lab.backend.storage import NotOnDevice, make
 
@@ -39,7 +52,7 @@ def door(overload):
             args, kwargs = _moved(record, args, kwargs, error)
             return dispatch.call(record, args, kwargs)
 
-    return kernel
+    return refusals.refusing(record, kernel)
 
 
 def catch_all(overload, *args, **kwargs):
@@ -72,12 +85,23 @@ def _moved(record, args, kwargs, error):
         if isinstance(value, torch.Tensor) and value.device.type != "tpu":
             if value.device.type == "cpu" and (value.dim() == 0 or inside):
                 return host.to_tpu(value)
+            error.args = (f"{error} ({_places(record, args, kwargs)})",)
             raise error
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             return [move(v, index) for v in value]
         return value
 
     return [move(a, False) for a in args], {k: move(v, False) for k, v in kwargs.items()}
+
+
+def _places(record, args, kwargs) -> str:
+    """`aten.mm.default: self on tpu:0, mat2 on cpu`."""
+    said = []
+    for name, value in [*zip(record.names, args, strict=False), *kwargs.items()]:
+        devices = sorted({str(t.device) for t in signature.tensors_in(value, [])})
+        if devices:
+            said.append(f"{name} on {' and '.join(devices)}")
+    return f"{record.name}: {', '.join(said)}"
 
 
 # --- views: metadata only ------------------------------------------------------------------------------------------

@@ -318,7 +318,9 @@ def _bounds(record, sig, template, ktemplate) -> Bounds | None:
         args = [_placed(v, tensors) for v in passed]
         return bounds.real(record.lowering.bounds(*args, **{k: _placed(v, tensors) for k, v in kpassed.items()}))
 
-    texts = tuple(b.text for b in found([jax.ShapeDtypeStruct(w.size, w.jdtype) for w in sig.windows]))
+    seen = []
+    jax.eval_shape(lambda *tensors: seen.extend(found(tensors)), *[jax.ShapeDtypeStruct(w.size, w.jdtype) for w in sig.windows])
+    texts = tuple(b.text for b in seen)
 
     def worst(values):
         tensors = [w.read(v) for w, v in zip(sig.windows, values, strict=True)]

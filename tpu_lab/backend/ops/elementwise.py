@@ -1,11 +1,13 @@
 """Arithmetic of two and three tensors, with PyTorch's rules for integers, signs and zeros."""
 
+import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
 from jax.scipy import special
 
 from tpu_lab.backend import dtypes
+from tpu_lab.backend.bounds import never
 from tpu_lab.backend.ops.unary import convert, is_float
 from tpu_lab.backend.registry import op
 
@@ -71,7 +73,17 @@ def div(a, b):
     return a / b
 
 
-@op(aten.div.Tensor_mode, aten.div.Scalar_mode, promote="result", runtime_ints=True, out=True)
+def _divisor(a, b, *_, **__):
+    """An integer divided by a tensor of integers: no zeros. (A number is looked at before: refusals.py.)"""
+    whole = all(isinstance(v, jax.Array) and v.dtype.kind in "iu" for v in (a, b))
+    return [never(b == 0, "ZeroDivisionError")] if whole else []
+
+
+def _divisor_rounded(a, b, rounding_mode=None, **__):
+    return _divisor(a, b) if rounding_mode is not None else []
+
+
+@op(aten.div.Tensor_mode, aten.div.Scalar_mode, promote="result", runtime_ints=True, out=True, bounds=_divisor_rounded)
 def div_mode(a, b, rounding_mode=None, out=None):
     if rounding_mode is None:
         return a / b
@@ -81,7 +93,7 @@ def div_mode(a, b, rounding_mode=None, out=None):
     return jnp.trunc(rounded(a / b, out[0][1])) if is_float(a) else lax.div(a, b)
 
 
-@op(aten.floor_divide, promote="result", runtime_ints=True)
+@op(aten.floor_divide, promote="result", runtime_ints=True, bounds=_divisor)
 def floor_divide(a, b):
     a, b = _same(a, b)
     if not is_float(a):
@@ -94,12 +106,12 @@ def floor_divide(a, b):
     return jnp.where(b == 0, a / b, jnp.where(quotient == 0, jnp.copysign(0, a / b), floor))
 
 
-@op(aten.remainder, promote="result", out=True)
+@op(aten.remainder, promote="result", out=True, bounds=_divisor)
 def remainder(a, b, out=None):
     return jnp.remainder(*(number_rounded(v, out[0][1]) for v in _same(a, b, spread=False)))
 
 
-@op(aten.fmod, promote="result", out=True)
+@op(aten.fmod, promote="result", out=True, bounds=_divisor)
 def fmod(a, b, out=None):
     return lax.rem(*jnp.broadcast_arrays(*(number_rounded(v, out[0][1]) for v in _same(a, b, spread=False))))
 

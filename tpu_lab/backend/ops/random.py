@@ -5,6 +5,7 @@ import torch
 from jax import random
 
 from tpu_lab.backend import dtypes
+from tpu_lab.backend.bounds import never
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -153,7 +154,14 @@ def randperm(n, dtype=None, *, key, out):
     return random.permutation(key, n)
 
 
-@op(aten.multinomial, **RANDOM)
+def _weights(p, *_, **__):
+    return [
+        never(~(p >= 0) | jnp.isinf(p), "probability tensor contains either `inf`, `nan` or element < 0"),
+        never(p.sum(-1) <= 0, "invalid multinomial distribution (sum of probabilities <= 0)"),
+    ]
+
+
+@op(aten.multinomial, bounds=_weights, **RANDOM)
 def multinomial(p, count, replacement=False, *, key, out):
     """Indices by weight; without replacement by the Gumbel top-k trick (Vieira 2014; Kool et al. 2019)."""
     logits = jnp.log(p.astype(jnp.promote_types(p.dtype, jnp.float32)))

@@ -1,0 +1,76 @@
+"""Numbers that PyTorch refuses by their value: `x.fill_(200)` in int8, `x // 0`. The host knows them: no launch is needed.
+
+A number is a runtime input, so the signature, which is made once, cannot look at it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+# Ops that convert a number to the dtype of their result, and where the number stands.
+CONVERTED = {
+    "fill_.Scalar": (1,), "fill.Scalar": (1,), "full.default": (1,), "full_like.default": (1,), "new_full.default": (2,),
+    "scalar_tensor.default": (0,), "masked_fill.Scalar": (2,), "masked_fill_.Scalar": (2,), "index_fill.int_Scalar": (3,),
+    "index_fill_.int_Scalar": (3,), "clamp.default": (1, 2), "clamp_.default": (1, 2),
+}  # fmt: skip
+DIVIDING = {
+    "floor_divide.default", "floor_divide.Scalar", "floor_divide_.Tensor", "floor_divide_.Scalar", "remainder.Scalar",
+    "remainder_.Scalar", "fmod.Scalar", "fmod_.Scalar", "div.Tensor_mode", "div.Scalar_mode", "div_.Tensor_mode",
+}  # fmt: skip
+
+
+def overflows(value, dtype: torch.dtype) -> bool:
+    """Is the number outside of what the dtype can hold? The rule of c10::overflows: unsigned types take negative integers."""
+    if type(value) not in (int, float) or dtype is torch.bool or dtype.is_complex:
+        return False
+    if dtype.is_floating_point:
+        return math.isfinite(value) and abs(value) > torch.finfo(dtype).max
+    limits = torch.iinfo(dtype)
+    low = -limits.max if limits.min == 0 and type(value) is int else limits.min
+    return not low <= value <= limits.max
+
+
+def _convert(args, kwargs, name: str) -> None:
+    """RuntimeError in PyTorch's words if a number does not fit the dtype of the result."""
+    given = kwargs.get("dtype") or (args[0].dtype if isinstance(args[0], torch.Tensor) else torch.get_default_dtype())
+    for at in CONVERTED[name]:
+        value = args[at] if at < len(args) else None
+        dtype = torch.result_type(args[0], value) if name.startswith("clamp") and value is not None else given
+        if overflows(value, dtype):
+            torch.empty(1 if _lenient(name, args) else 2, dtype=dtype).fill_(value)
+
+
+def _lenient(name: str, args) -> bool:
+    """One element that is filled may become infinite; two may not."""
+    if name.startswith(("fill", "full_like")):
+        return args[0].numel() == 1
+    return name == "scalar_tensor.default"
+
+
+def _divide(args, kwargs) -> None:
+    """RuntimeError in PyTorch's words if integers are divided by the number 0."""
+    a, b = args[0], args[1] if len(args) > 1 else None
+    rounds = kwargs.get("rounding_mode", "floor") is not None
+    if type(b) is int and b == 0 and rounds and a.numel() and not (a.is_floating_point() or a.is_complex()):
+        raise RuntimeError("ZeroDivisionError")
+
+
+def refusing(record, kernel):
+    """The kernel for an overload, behind a look at its number; as it is where no number can be wrong."""
+    name = record.name.removeprefix("aten.")
+    if name in CONVERTED:
+        look = functools.partial(_convert, name=name)
+    elif name in DIVIDING:
+        look = _divide
+    else:
+        return kernel
+
+    @functools.wraps(kernel)
+    def run(*args, **kwargs):
+        look(args, kwargs)
+        return kernel(*args, **kwargs)
+
+    return run
