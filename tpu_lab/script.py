@@ -67,10 +67,8 @@ def profile(arguments: argparse.Namespace) -> int:
         return 0
     if isinstance(end, SystemExit):
         raise end
-    if not isinstance(end, Exception):  # Ctrl-C: Python ends the process the way the shell expects
-        raise end
     sys.excepthook(type(end), end, end.__traceback__)
-    return 1
+    return 130 if isinstance(end, KeyboardInterrupt) else 1  # 130: what a shell makes of an end by Ctrl-C
 
 
 def _late(arguments: argparse.Namespace, rest: list[str]) -> list[str]:
