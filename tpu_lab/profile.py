@@ -292,6 +292,7 @@ class _Profiler:
                 meta["name"] = self._name
             profile.trace = _trace.start(self._limit, self._lines)
             profile.trace.meta.update(meta, cpu=[])
+            _hook("live", "begin")(profile.trace)  # what is alive now is older than the profile
             stack.enter_context(_step_marks(profile.trace))
             stack.enter_context(_quick_switch())
             _cpu(profile.trace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from dataclasses import dataclass
 
@@ -11,15 +10,14 @@ import numpy as np
 from tpu_lab.memory_use import BANDS, Holding, MemoryUse
 from tpu_lab.metrics import Metrics
 from tpu_lab.place import place
-from tpu_lab.viz import frame, lanes, number
+from tpu_lab.viz import frame, lanes, memory_plot, number
+from tpu_lab.viz.memory_plot import HEIGHT, WIDTH
 from tpu_lab.viz.view import View, template
 
 TOP = 8
+SORTS = {"bytes": "bytes"}
 SMALL = 0.05  # of the peak: what programs take inside is drawn from here on
-COLUMNS = 1000  # at most: beyond it a column is the highest of several points
-HEIGHT = 170  # user units of the curve, and its pixels
 LETTER = {"weights": "W", "optimizer": "O", "gradients": "G", "activations": "A", "other": ""}
-SIZES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 
 
 def rows(m: Metrics):
@@ -103,9 +101,6 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
     return View("memory", title, finding, lambda: rows(m), lambda: _text(model()), lambda: template("memory.html", v=model()))
 
 
-SORTS = {"bytes": "bytes"}
-
-
 def _why(m: Metrics) -> str:
     if why := frame.nothing(m):
         return why
@@ -177,26 +172,26 @@ def _model(m: Metrics, top: int) -> Model:
     if m.trace.meta.get("compiler"):
         meta.append((m.trace.meta["compiler"], False))
     low, high = _span(m, use)
-    inside = [box for box in _inside(use) if box[-1] > SMALL * peak]
+    inside = [box for box in memory_plot.inside(use) if box[-1] > SMALL * peak]
     ceiling = max([float(peak), *(float(base + n) for _, _, base, n in inside)])
-    tick = _step(ceiling / factor)
-    ceiling = max(ceiling * 1.04, factor * tick)
+    step = memory_plot.tick(ceiling / factor)
+    ceiling = max(ceiling * 1.04, factor * step)
 
     def x(op: float) -> float:
-        return min(COLUMNS, max(0.0, COLUMNS * (op - low) / max(1, high - low)))
+        return min(WIDTH, max(0.0, WIDTH * (op - low) / max(1, high - low)))
 
     def y(nbytes: float) -> float:
         return HEIGHT * (1 - nbytes / ceiling)
 
-    edges, picked = _columns(use, x)
+    edges, picked = memory_plot.columns(use, x)
     total = np.zeros(len(picked))
     bands = []
     for name in BANDS:
         own = np.array([(use.kept if after else use.bands)[name][p] for p, after in picked])
         if own.any():
-            bands.append(Band(name, LETTER[name], _words(name, use), _sig(int(use.bands[name][use.peak]), factor), _area(edges, total, total + own, y)))
+            bands.append(Band(name, LETTER[name], _words(name, use), _sig(int(use.bands[name][use.peak]), factor), memory_plot.area(edges, total, total + own, y)))
         total = total + own
-    ticks = tuple((100 * k * tick * factor / ceiling, f"{k * tick:g}") for k in range(1, int(ceiling / factor / tick) + 1))
+    ticks = tuple((100 * k * step * factor / ceiling, f"{k * step:g}") for k in range(1, int(ceiling / factor / step) + 1))
     op, launch = use.op_at(use.peak), use.launch_at(use.peak)
     words = f"after op {number.count(int(use.at[use.peak]))}"
     if launch is not None and len(launch.ops) > 1:
@@ -210,11 +205,11 @@ def _model(m: Metrics, top: int) -> Model:
     n = n + 1 if len(holdings) == n + 1 else n  # a fold of one row is no fold
     shown, rest = holdings[:n], holdings[n:]
     return Model(
-        title, tuple(meta), "", tuple(bands), _outline(edges, total, y), _boxes(inside, x, y), _scratch_words(use) if inside else "",
-        ((0.0, f"0 {unit}"), *ticks), (round(x(_left(use, use.peak, low)) / COLUMNS * 100, 2), round(100 * peak / ceiling, 1)), number.size(peak), words,
+        title, tuple(meta), "", tuple(bands), memory_plot.outline(edges, total, y), memory_plot.boxes(inside, x, y), _scratch_words(use) if inside else "",
+        ((0.0, f"0 {unit}"), *ticks), (round(x(_left(use, use.peak, low)) / WIDTH * 100, 2), round(100 * peak / ceiling, 1)), number.size(peak), words,
         lanes.phases(m, m.span) if m.steady or low == _first(m) else (), unit, tuple(_row(h, peak, factor, longest) for h in shown),
         _others(rest, peak, factor, longest) if rest else None, tuple(_notes(m, use)),
-        f"live bytes over {number.plural(points, 'launch', 'launches')}: {title}", _spark(edges, total, ceiling),
+        f"live bytes over {number.plural(points, 'launch', 'launches')}: {title}", memory_plot.spark(edges, total, ceiling),
     )  # fmt: skip
 
 
@@ -232,65 +227,6 @@ def _span(m: Metrics, use: MemoryUse) -> tuple[int, int]:
 def _left(use: MemoryUse, point: int, low: int) -> float:
     """Where a point's level begins: at the newest op when it was taken."""
     return max(float(use.at[point]), float(low))
-
-
-def _inside(use: MemoryUse) -> list[tuple[int, int, int, int]]:
-    """(first op, last op, bytes before, bytes that the program adds while it runs) of launches with temporary buffers."""
-    position = {id(launch): i for i, launch in enumerate(use.m.trace.launches)}
-    out = []
-    for launch, nbytes in use.scratch:
-        i = position[id(launch)]
-        if i < len(use.bytes):
-            last = int(use.at[i])
-            before = sum(int(own[i - 1]) for own in use.kept.values()) if i else int(use.bytes[i])
-            grown = max(0, int(use.bytes[i]) - before)
-            out.append((launch.ops[0] if launch.ops else last, last, before, grown + nbytes))
-    return out
-
-
-def _columns(use: MemoryUse, x) -> tuple[list[float], list[tuple[int, bool]]]:
-    """([edges of the levels], [the point that each level shows, and whether after it]).
-
-    A point's level lasts one op; then what nobody holds any more is gone, until the next point. The step begins with
-    what the one before it left.
-    """
-    points: list[tuple[int, bool]] = [(use.first - 1, True)] if use.first else []
-    lefts = [0.0] if use.first else []
-    for p in range(use.first, use.last + 1):
-        left = x(float(use.at[p]))
-        lefts.append(left if lefts else 0.0)
-        points.append((p, False))
-        following = x(float(use.at[p + 1])) if p < use.last else float(COLUMNS)
-        if x(float(use.at[p]) + 1) < following:
-            lefts.append(x(float(use.at[p]) + 1))
-            points.append((p, True))
-    if len(lefts) > 1 and lefts[1] == 0.0:
-        del lefts[1], points[0]
-    if len(points) > COLUMNS:
-        best: dict[int, tuple[float, tuple[int, bool]]] = {}
-        for left, level in zip(lefts, points):
-            k = int(left)
-            if k not in best or use.bytes[level[0]] > use.bytes[best[k][1][0]]:
-                best[k] = (left, level)
-        lefts, points = [left for left, _ in best.values()], [p for _, p in best.values()]
-    return [*lefts, float(COLUMNS)], points
-
-
-def _area(edges, low, high, y) -> str:
-    """A stepped band as a closed path."""
-    up = "".join(f"H{_n(edges[i])}V{_n(y(high[i]))}" for i in range(len(high)))
-    down = "".join(f"V{_n(y(low[i]))}H{_n(edges[i])}" for i in range(len(low) - 1, -1, -1))
-    return f"M{_n(edges[0])} {_n(y(high[0]))}{up}H{_n(edges[-1])}{down}z"
-
-
-def _outline(edges, total, y) -> str:
-    return f"M{_n(edges[0])} {_n(y(total[0]))}" + "".join(f"H{_n(edges[i])}V{_n(y(total[i]))}" for i in range(1, len(total))) + f"H{_n(edges[-1])}"
-
-
-def _boxes(inside, x, y) -> str:
-    return "".join(
-        f"M{_n(x(a))} {_n(y(base + n))}H{_n(x(b + 1))}V{_n(y(base))}H{_n(x(a))}z" for a, b, base, n in inside
-    )
 
 
 def _scratch_words(use: MemoryUse) -> str:
@@ -336,28 +272,6 @@ def _others(rest: list[Holding], peak: int, factor: float, longest: int) -> Row:
 
 def _sig(nbytes: int, factor: float) -> str:
     return number.sig(nbytes / factor)
-
-
-def _step(value: float) -> float:
-    """A round distance between two or three ticks."""
-    if value <= 0:
-        return 1.0
-    power = 10 ** math.floor(math.log10(value / 2))
-    return next(power * k for k in (5, 2, 1) if power * k <= value / 2 * 1.001)
-
-
-def _n(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0")
-
-
-def _spark(edges, total, ceiling: float, width: int = 88) -> str:
-    """The curve in blocks of eighths."""
-    out = []
-    for k in range(width):
-        a, b = COLUMNS * k / width, COLUMNS * (k + 1) / width
-        inside = [total[i] for i in range(len(total)) if edges[i] < b and edges[i + 1] > a] or [0.0]
-        out.append(" \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"[min(8, math.ceil(8 * max(inside) / ceiling))])
-    return "".join(out)
 
 
 def _text(v: Model) -> list:

@@ -1,0 +1,122 @@
+"""Numbers of real runs: parts that add up to the wall time, FLOPs by hand, MFU and HFU."""
+
+import inspect
+import time
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import tpu_lab
+from tpu_lab.chips import Peak
+from tpu_lab.metrics import Metrics
+from tpu_lab.models import mingpt
+
+MS = 1_000_000
+
+
+def nap_and_read(x, w):
+    y = (x @ w).relu()
+    time.sleep(0.05)
+    return y.sum().item()
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+def test_parts_of_a_real_run_add_up_to_its_wall_time(mode):
+    x, w = torch.ones(64, 64, device="tpu"), torch.ones(64, 64, device="tpu")
+    start = time.perf_counter_ns()
+    p = tpu_lab.profile(nap_and_read, x, w, steps=3, warmup=1, mode=mode, peak_flops=1e12)
+    around = time.perf_counter_ns() - start
+    m = p.metrics
+    assert sum(ns for _, ns in m.whole.parts()) == pytest.approx(m.wall_ns, rel=0.02) and m.wall_ns <= around
+    for step in m.steps:
+        assert sum(ns for _, ns in step.split.parts()) == pytest.approx(step.ns, rel=0.02)
+        assert step.split.idle + step.split.python >= 45 * MS  # the sleep, whoever else was busy
+    assert sum(s.split.idle for s in m.steps) >= 45 * MS * len(m.steps) / 2
+    (wait,) = {(w.what, w.line) for w in p.trace.waits}
+    assert wait == ("item", inspect.getsourcelines(nap_and_read)[1] + 3)
+    assert all(s.split.transfer + s.split.device > 0 for s in m.steps)
+    rows = p.summary.rows
+    shown = rows[(rows.part == "time") & (rows.unit == "ms")].set_index("name").value
+    assert shown[["compile", "device", "transfer", "dispatch", "Python", "idle"]].sum() == pytest.approx(m.wall_ns / 1e6, rel=0.02)
+
+
+def test_a_compile_is_said_and_set_apart():
+    x = torch.ones(7, 53, device="tpu")  # a shape of its own: not compiled before
+
+    def step():
+        return (x * 3 - 1).cos().sum().item()
+
+    p = tpu_lab.profile(step, steps=3, mode="fused", peak_flops=1e12)
+    m = p.metrics
+    compiled = sum(c.trace_ns + c.lower_ns + c.compile_ns for c in p.trace.compiles)
+    assert compiled > 0 and m.whole.compile == pytest.approx(compiled, rel=0.02)
+    assert [s.misses for s in m.steps] == [1, 0, 0] and m.step_split.compile == 0
+    assert m.steps[0].split.compile == pytest.approx(compiled, rel=0.02)
+    assert all(s.number > 1 for s in m.steady)
+    assert "compile " in p.summary.html and "1 miss" in str(p)
+
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(16, 32), torch.nn.Linear(32, 16)
+
+    def forward(self, x):
+        return self.b(self.a(x).relu())
+
+
+FORWARD = 2 * 8 * 16 * 32 * 2  # two layers on 8 rows
+
+
+@pytest.mark.parametrize("how", ["not at all", "reentrant", "saved", "compiled"])
+def test_recomputation_is_in_hfu_only(how):
+    model = Two().to("tpu")
+    x = torch.ones(8, 16, device="tpu", requires_grad=True)
+
+    def run(x):
+        if how == "not at all":
+            return model(x).sum()
+        return checkpoint(model, x, use_reentrant=how == "reentrant").sum()
+
+    fn = torch.compile(run) if how == "compiled" else run
+    p = tpu_lab.profile(lambda: fn(x).backward(), steps=2, warmup=1, mode="strict", peak_flops=1e12)
+    m, again = p.metrics, [op for op in p.trace.ops if op.recomputed]
+    assert m.flops == 3 * FORWARD  # backward is twice forward
+    if how == "not at all":
+        assert not again and m.recomputed == 0 and m.hfu == m.mfu and "HFU" not in str(p)
+        return
+    assert all(op.phase == "backward" for op in again) and {op.kind for op in again} >= {"matmul"}
+    assert FORWARD / 2 <= m.recomputed <= FORWARD  # the last product need not run again: nothing reads its result
+    assert m.hfu == pytest.approx(m.mfu * (m.flops + m.recomputed) / m.flops) and m.hfu > m.mfu
+    assert "HFU" in str(p) and "HFU, with recomputation" in p.summary.html
+
+
+def test_a_double_backward_is_no_recomputation():
+    w = torch.ones(4, 4, device="tpu", requires_grad=True)
+    with tpu_lab.profile(mode="strict", peak_flops=1e12) as p:
+        (g,) = torch.autograd.grad((w @ w).sum(), w, create_graph=True)
+        (g * g).sum().backward()
+    assert not any(op.recomputed for op in p.trace.ops)
+
+
+def test_mingpts_flops_by_hand():
+    config, size = mingpt.Config.tiny(), 4
+    model = mingpt.Model(config).to("tpu")
+    ids, following = (t.to("tpu") for t in mingpt.batch(config, size))
+    p = tpu_lab.profile(lambda: mingpt.loss(model, ids, following).backward(), steps=1, warmup=2, mode="fused", peak_flops=1e12)
+    tokens, c, t = size * config.block, config.width, config.block
+    weights = config.layers * (3 * c * c + c * c + 4 * c * c + 4 * c * c) + c * config.vocabulary  # no embedding
+    products = config.layers * 2 * t * c  # a token: scores with t others over the heads, and mixing their values
+    assert p.metrics.flops == 3 * tokens * 2 * (weights + products)
+    assert not any(op.flops for op in p.trace.ops if "embedding" in op.name)
+    by_phase = {way: sum(o.flops for o in m_ops(p) if o.phase == way) for way in ("forward", "backward")}
+    assert by_phase["backward"] == 2 * by_phase["forward"]
+    # by the convention causal attention is half of the square that ran
+    assert p.metrics.flops - mingpt.flops(config, size) == 3 * tokens * products
+    told = Metrics(p.trace, Peak(1e12, "f32", "x", "x"), flops=mingpt.flops(config, size))
+    assert told.mfu == pytest.approx(p.metrics.mfu * mingpt.flops(config, size) / p.metrics.flops)
+
+
+def m_ops(p):
+    return [op for op in p.metrics.ops_in(p.metrics.span) if op.kind == "matmul"]
