@@ -345,3 +345,22 @@ def test_a_topology_that_is_none_is_one_sentence(compiled):
     training, _ = compiled
     with pytest.raises(aot.CompileError, match=r"libtpu knows no topology 'v6e:3x5'"):
         tpu_lab.compile_for(training.step, chip="v6e:3x5")
+
+
+@needs_compiler
+def test_a_slice_splits_the_batch_and_adds_the_gradients_up(compiled):
+    training, one = compiled
+    slice_ = tpu_lab.compile_for(training.step, chip="v6e:2x4")
+    assert any(i.opcode.startswith("all-reduce") for i in slice_.main.placed.collectives)
+    assert slice_.main.placed.flops == one.main.placed.flops // 8
+    assert "split over 8 devices" in slice_.view.text() and "collective" in slice_.view.text()
+
+
+@needs_compiler
+def test_deep_gives_the_compilers_own_estimates(compiled):
+    training, one = compiled
+    with pytest.raises(RuntimeError, match="deep=True"):
+        _ = one.estimates
+    deep = tpu_lab.compile_for(training.step, deep=True)
+    assert deep.estimates and all(cycles > 0 for cycles in deep.estimates.values())
+    assert set(deep.estimates) & {g.name for g in deep.groups}

@@ -21,7 +21,7 @@ from tpu_lab import aot_compiler
 from tpu_lab import fusions as fused
 from tpu_lab.aot_compiler import Answer, CompileError
 from tpu_lab.kept import kept
-from tpu_lab.placement import Placed
+from tpu_lab.placement import Placed, is_data
 from tpu_lab.targets import Target, target
 from tpu_lab.trace import LaunchRecord, OpRecord, Trace
 
@@ -43,6 +43,7 @@ class Part:
     answer: Answer
     placed: Placed | None
     cpu_fusions: int | None = None  # what XLA:CPU made of the same program, if it ran here
+    split: tuple[int, ...] = ()  # arguments whose first dimension is split over the devices of a slice
 
 
 class Compiled:
@@ -104,12 +105,13 @@ class Compiled:
         for part in self.parts:
             if part.placed is not None:
                 apart = fused.taken_apart(part.placed.module, part.ops, part.launch, f"XLA:TPU {self.target.name}")
-                programs.append(replace(apart, groups=tuple(self._bounded(part.placed, g) for g in apart.groups)))
+                many = self.target.devices if part.split else 1
+                programs.append(replace(apart, groups=tuple(self._bounded(part.placed, g, many) for g in apart.groups)))
         return fused.finished(programs, {op.index: op for op in self.trace.ops})
 
-    def _bounded(self, placed: Placed, group: fused.Group) -> fused.Group:
+    def _bounded(self, placed: Placed, group: fused.Group, many: int) -> fused.Group:
         moving = sum(placed.moved.get(group.name, (0, 0))) / self.target.bandwidth
-        return replace(group, ns=1e9 * max(moving, group.flops / self.target.flops), timing="bound")
+        return replace(group, ns=1e9 * max(moving, group.flops / many / self.target.flops), timing="bound")
 
     @functools.cached_property
     def fusions(self):
@@ -157,7 +159,8 @@ def compile_for(
 ) -> Compiled:  # fmt: skip
     """What XLA:TPU makes of `fn(*args, **kwargs)`, a training step or a forward pass on "tpu". Nothing runs on any device.
 
-    chip: v4, v5e, v5p, v6e, v7x, or a slice such as "v6e:2x4". deep: go on to machine code, for the compiler's own
+    chip: v4, v5e, v5p, v6e, v7x, or a slice such as "v6e:2x4": then the batch is split over its devices, and all sizes
+    are those of one. deep: go on to machine code, for the compiler's own
     estimate of each fusion (slow). limit: seconds a program may take. name: what the report calls it.
 
     fn is called twice with tensors that have shapes and no values, and the second call is compiled: in the first an
@@ -223,15 +226,18 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
         if program is None or not hasattr(program, "lower"):
             raise ValueError("the profile was read from a file: its programs are not there any more, record it again")
         ops = tuple(by_index.get(i) for i in launch.ops)
-        answer = aot_compiler.ask(_bytecode(program), goal, _options(program), deep, limit)
+        split = _inputs(program, goal) if launch.mode == "fused" else ()
+        many = goal.devices if split else 1
+        answer = aot_compiler.ask(_bytecode(program, split, many), goal, _options(program), deep, limit, many)
         placed = None
         if answer.hlo and answer.buffers:
             leaves = [name for name, _ in program.view.leaves]
-            placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops, leaves)
+            placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops // many, leaves)
         ran = beside is not None and trace.meta.get("platform") == "cpu"
         if beside is None:
             program.compiled = _Text(answer.hlo)  # it never ran: this is what was made of it
-        parts.append(Part(launch, ops, times[key], answer, placed, program.hlo().count(" fusion(") if ran else None))
+        cpu = program.hlo().count(" fusion(") if ran else None
+        parts.append(Part(launch, ops, times[key], answer, placed, cpu, split))
     return Compiled(trace, goal, tuple(parts), beside)
 
 
@@ -251,14 +257,39 @@ def _worth(first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:
     return big or first
 
 
-def _bytecode(program) -> bytes:
-    """StableHLO for a TPU as MLIR bytecode. Its locations carry the scopes of the ops, and no Python lines: these would
+def _inputs(program, goal: Target) -> tuple[int, ...]:
+    """Arguments of a fused program that hold a batch, which a slice of chips splits: data parallelism by XLA's own
+    partitioner. An input is read as data, is not written, and has a first dimension that divides."""
+    found = []
+    for i, (name, _) in enumerate(program.view.leaves):
+        shape = program.avals[2 + i].shape
+        if i not in program.view.donated and is_data(name) and shape and shape[0] and shape[0] % goal.devices == 0:
+            found.append(i)
+    return tuple(found) if goal.devices > goal.chip.devices else ()
+
+
+def _bytecode(program, split: tuple[int, ...] = (), many: int = 1) -> bytes:
+    """StableHLO for a TPU as MLIR bytecode. split: arguments whose first dimension is split over `many` devices; all
+    others are whole on each. Its locations carry the scopes of the ops, and no Python lines: these would
     make a new program of an old one when a line above it is added."""
+    import jax
     from jax._src import config
+    from jax.sharding import AbstractMesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
 
     buffer = io.BytesIO()
     with config.traceback_in_locations_limit(0):
-        module = program.lower("tpu").compiler_ir("stablehlo")
+        if split:
+            mesh = AbstractMesh((many,), ("devices",))
+            avals = [
+                jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, P("devices" if n - 2 in split else None)))
+                if a.shape else jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, P()))
+                for n, a in enumerate(program.avals)
+            ]  # fmt: skip
+            lowered = program.call.trace(*avals).lower(lowering_platforms=("tpu",))
+        else:
+            lowered = program.lower("tpu")
+        module = lowered.compiler_ir("stablehlo")
     module.operation.write_bytecode(file=buffer)
     return buffer.getvalue()
 

@@ -26,7 +26,7 @@ _TAKES = frozenset({"slice", "dynamic-slice", "gather"})
 _NUMBER = re.compile(r" parameter\((\d+)\)")
 _LEAF = re.compile(r"^(?:leaves|arrays)\[(\d+)\]")
 _STATE = frozenset({"weight", "bias", "running_mean", "running_var"})
-_DATA = frozenset({"", "self", "input", "indices", "target", "mask", "mat1", "batch1", "batch2", "tensor1"})
+_DATA = frozenset({"", "self", "input", "indices", "target", "mat1", "batch1", "batch2", "tensor1"})
 _TARGET = re.compile(r"^([A-Za-z_]\w*(?:, ?[A-Za-z_]\w*)*) = ")
 
 
@@ -272,7 +272,7 @@ class Placed:
             owner = "weights" if len(phases) > 1 else "optimizer"
         elif number in self._aliased or role in _STATE:
             owner = "weights"
-        elif not phases or self._trains or (role in _DATA and not name.startswith("self of aten.addm")):
+        elif not phases or self._trains or is_data(name):
             owner = "inputs"
         else:
             owner = "weights"
@@ -327,6 +327,12 @@ class Placed:
             update = computation.by_name.get(root.operands[1])
             return hlo.nbytes(update.shape) if update is not None and hlo.space(i.shape) == HBM else 0
         return None
+
+
+def is_data(name: str) -> bool:
+    """Is an argument, "input of aten.convolution.default", read as data and not as a weight?"""
+    role = name.split(" of ")[0] if " of " in name else ""
+    return role in _DATA and not name.startswith("self of aten.addm")
 
 
 def _is_update_of(user: hlo.Instruction, name: str) -> bool:

@@ -69,7 +69,7 @@ class _Call:
 
     def trace(self, *avals):
         """As the jitted function's."""
-        return self.traced
+        return self._jitted.trace(*avals)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ def meta(c: Compiled) -> tuple:
         out.append((f"{short_file(about['file'])}:{about.get('line')}", False))
     seconds = f"{number.sig(answer.seconds)} s" + (", read back from disk" if answer.cached else "")
     out.append((f"compiled ahead of time for {c.target.name}, libtpu {answer.libtpu}, {seconds}", False))
+    if c.main.split:
+        out.append((f"{number.plural(len(c.main.split), 'input')} split over {c.target.devices} devices, sizes are one device\u2019s", False))
     return (*out, ("nothing ran on a TPU, no step time is predicted", True))
 
 
