@@ -181,7 +181,7 @@ def _environment(dump: Path) -> dict[str, str]:
     return {
         **kept, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v6e-1",
         "TPU_WORKER_HOSTNAMES": "localhost", "TPU_LOG_DIR": "disabled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "TF_CPP_MIN_LOG_LEVEL": "2", "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text",
+        "TF_CPP_MIN_LOG_LEVEL": "2", "TMPDIR": str(dump.parent), "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text",
     }  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def facts(c: Compiled) -> tuple:
     if together:
         beside += f"; {number.plural(together, 'collective')}"
     return (
-        (number.count(fusions), "fusions", beside),
+        (number.count(fusions), "fusion" if fusions == 1 else "fusions", beside),
         (gib(c.hbm), "GiB", f"HBM, of {gib(c.target.hbm)} GiB"),
         (vmem, vmem_unit, f"VMEM at most, of {number.size(c.target.vmem)}"),
         (
