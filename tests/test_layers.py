@@ -13,6 +13,7 @@ TOP = {
     "__init__",
     "__main__",
     "profile",
+    "session",
     "bench",
     "cli",
     "magic",

@@ -166,11 +166,11 @@ class _Turns:
 
 def _place(fn) -> dict:
     """The user's lines: the step that was profiled is a wrapper of ours."""
-    from tpu_lab.profile import _where
+    from tpu_lab.session import where
 
-    where = {k: v for k, v in _where(None, getattr(fn, "_torchdynamo_orig_callable", fn)).items() if k != "name"}
+    place = {k: v for k, v in where(None, getattr(fn, "_torchdynamo_orig_callable", fn)).items() if k != "name"}
     return {"file": "", "line": 0, "end_line": 0, **where}
-
+    return {"file": "", "line": 0, "end_line": 0, **place}
 
 def _number(value) -> float | None:
     """The loss: what the step returned, if it is one number, or the first such in what it returned."""
