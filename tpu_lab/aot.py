@@ -171,14 +171,14 @@ def compile_for(
     ValueError for an unknown chip; CompileError when there is no answer. A program that does not fit is an answer.
     """
     from tpu_lab.backend import rehearsal
-    from tpu_lab.profile import _describe, _where
+    from tpu_lab.session import describe, where
 
     goal = target(chip)
     aot_compiler.versions()
     if not callable(fn):
         raise TypeError(f"compile_for(fn, *args) needs a function to call, not a {type(fn).__name__}")
     with kept(fn, args, kwargs), rehearsal.rehearse() as trace:
-        trace.meta.update({**_describe(), **_where(None, fn), "mode": "fused"})
+        trace.meta.update({**describe(), **where(None, fn), "mode": "fused"})
         fn(*args, **kwargs)
         _flush()
         first = len(trace.launches)

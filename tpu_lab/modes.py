@@ -169,7 +169,6 @@ def _place(fn) -> dict:
     from tpu_lab.session import where
 
     place = {k: v for k, v in where(None, getattr(fn, "_torchdynamo_orig_callable", fn)).items() if k != "name"}
-    return {"file": "", "line": 0, "end_line": 0, **where}
     return {"file": "", "line": 0, "end_line": 0, **place}
 
 def _number(value) -> float | None:
