@@ -110,15 +110,28 @@ def leave(mod, args, output) -> None:
         _modules.stack.pop()
 
 
+_handles: list = []
+
+
+def _hook_modules() -> list:
+    """Hooks on all modules, under the same keys each time: Dynamo compares the keys, and would compile again for others."""
+    hooks = torch.nn.modules.module
+    if not _handles:
+        _handles.append(hooks.register_module_forward_pre_hook(enter))
+        _handles.append(hooks.register_module_forward_hook(leave, always_call=True))
+        return _handles
+    before, after = _handles
+    hooks._global_forward_pre_hooks[before.id] = enter
+    hooks._global_forward_hooks[after.id] = leave
+    hooks._global_forward_hooks_always_called[after.id] = True
+    return _handles
+
+
 @contextlib.contextmanager
 def watch_modules():
     """Keep track of nn.Module paths while the block runs."""
     _lines.clear()
-    hooks = torch.nn.modules.module
-    handles = [
-        hooks.register_module_forward_pre_hook(enter),
-        hooks.register_module_forward_hook(leave, always_call=True),
-    ]
+    handles = _hook_modules()
     # torch.compile warns that hooks on all modules also run for its wrapper module: ours expect that
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
     ours = warnings.filters[0]
