@@ -17,7 +17,6 @@ LETTERS = {"weights": "W", "optimizer": "O", "gradients": "G", "activations": "A
 PAINT = {"padding": "pad", "reserved": "rest", "free": "room", "other": "rest"}
 WORDS = {"other": "scalars and constants", "reserved": "gaps"}
 MISFIT = 1.06  # of the axis: where a bar ends that runs out over the limit
-SCALE: dict[str, tuple[tuple[str, float], ...]] = {}  # chip -> (model, bytes of HBM) for scale, see the end of the file
 
 
 def meta(c: Compiled) -> tuple:
@@ -68,7 +67,6 @@ def fit(c: Compiled, need: int) -> tuple[tuple[Bar, ...], tuple, tuple[str, floa
     room = c.target.hbm
     axis = room * 1.09
     bars = [Bar("this step", min(need / axis, MISFIT / 1.09), f"{gib(need)} GiB", not c.fits)]
-    bars += [Bar(name, size / axis, f"{gib(size)} GiB", False) for name, size in SCALE.get(c.target.name, ())]
     step = next(s for s in (1, 2, 4, 8, 16, 32) if room / GIB / s < 5)
     ticks = tuple((str(n), n * GIB / axis) for n in range(0, int(room / GIB * 0.93) + 1, step))
     return tuple(bars), ticks, (f"{gib(room)} GiB", room / axis)
