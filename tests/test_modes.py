@@ -123,6 +123,15 @@ def test_compiled_runs_graphs_and_a_failure_is_a_row(monkeypatch):
     assert "Unsupported: no <b>Dynamo</b> here" in str(c) and "<b>Dynamo" not in c.html
 
 
+def test_dynamo_traces_a_model_once_for_all_profiles():
+    model, x = Net().to("tpu"), torch.ones(2, 8, device="tpu")
+    compiled, traced = torch.compile(model), []
+    for _ in range(3):
+        tpu_lab.profile(compiled, x)
+        traced.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert traced[0] == traced[1] == traced[2] > 0
+
+
 def test_what_fn_raises_goes_through_and_the_state_is_back():
     model = Net().to("tpu")
     before = model.a.bias.detach().cpu().clone()

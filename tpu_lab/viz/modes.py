@@ -151,8 +151,8 @@ def _model(c: Compared, table) -> Model:
     agree, losses = agreement(c)
     cached = " \u00b7 compile: 0 when an earlier mode or run had made the programs" if (table.compile_s == 0).any() else ""
     peak = f" \u00b7 MFU of {number.rate(first.peak.flops)}, {first.peak.label}" if first.peak and first.mfu is not None else ""
-    ns = sorted({r.spread.n for r in c.ran})
-    n = number.count(ns[0]) if len(ns) == 1 else f"{ns[0]} to {ns[-1]}, steps that compiled left out"
+    sizes = sorted({r.spread.n for r in c.ran})
+    n = number.count(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}, steps that compiled left out"
     foot = f"median \u00b1 half of the middle half, n = {n}{cached}{peak} \u00b7 live: tensors, not what a program needs inside"
     return Model(
         title(c), tuple(_meta(c, first)), bands, tuple((f"{100 * x * factor / length:.2f}", f"{x:,g}" + (f" {unit}" if not x else "")) for x in marks),
