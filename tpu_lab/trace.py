@@ -20,7 +20,6 @@ REASONS = {
     "numpy": "numpy() needs the values",
     "cpu": "copy to the CPU",
     "synchronize": "synchronize",
-    "backward end": "end of backward",
     "step end": "the optimizer step ended",
     "loop": "a repeated run of ops was detected",
     "compiled": "a compiled graph ran",
