@@ -15,6 +15,7 @@ TOP = {
     "profile",
     "session",
     "bench",
+    "check",
     "cli",
     "magic",
     "ui",

@@ -12,6 +12,7 @@ from tpu_lab.backend import device as _device  # noqa: E402
 
 _device.register()
 
+from tpu_lab import check  # noqa: E402
 from tpu_lab.aot import compile_for  # noqa: E402
 from tpu_lab.backend.fallback import FallbackWarning  # noqa: E402
 from tpu_lab.coverage import coverage  # noqa: E402
@@ -28,4 +29,4 @@ def load_ipython_extension(ipython) -> None:
     magic.load_ipython_extension(ipython)
 
 
-__all__ = ["FallbackWarning", "Profile", "compare", "compare_modes", "compile_for", "coverage", "find_nonfinite", "no_recompile", "profile"]
+__all__ = ["FallbackWarning", "Profile", "check", "compare", "compare_modes", "compile_for", "coverage", "find_nonfinite", "no_recompile", "profile"]
