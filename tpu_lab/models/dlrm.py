@@ -6,6 +6,7 @@ names, an MLP for what is measured, the dot products of all pairs of their vecto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,8 @@ class Config:
     bottom: tuple[int, ...] = (32,)  # hidden layers
     top: tuple[int, ...] = (32,)
     rows: int = 10_000
+    measures: int = DENSE  # columns of what is measured
+    joined: bool = False  # all tables under one another in one EmbeddingBag: one lookup instead of seven
 
     @classmethod
     def tiny(cls) -> Config:
@@ -50,8 +53,13 @@ class Config:
         return len(TABLES) + 1
 
     @property
+    def heights(self) -> tuple[int, ...]:
+        """Rows of each table, in TABLES' order."""
+        return tuple(min(rows, self.rows) for rows in TABLES.values())
+
+    @property
     def bottom_sizes(self) -> tuple[int, ...]:
-        return (DENSE, *self.bottom, self.width)
+        return (self.measures, *self.bottom, self.width)
 
     @property
     def top_sizes(self) -> tuple[int, ...]:
@@ -68,29 +76,40 @@ def mlp(sizes: tuple[int, ...], last: bool) -> nn.Sequential:
 
 
 class Model(nn.Module):
-    """f[n,4] measures and int64[n] or int64[n,bag] names, one a table in order -> logits f[n]."""
+    """f[n,measures] measures and int64[n,bag] names, one a table in order -> logits f[n]."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.tables = nn.ModuleList(
-            nn.EmbeddingBag(min(rows, config.rows), config.width, mode="sum") for rows in TABLES.values()
-        )
+        heights = (sum(config.heights),) if config.joined else config.heights
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, config.width, mode="sum") for rows in heights)
         self.bottom = mlp(config.bottom_sizes, last=True)
         self.top = mlp(config.top_sizes, last=False)
         pairs = torch.tril_indices(config.vectors, config.vectors, offset=-1)
         self.register_buffer("pairs", pairs, persistent=False)
+        first = torch.tensor([0, *config.heights]).cumsum(0)[:-1]  # the row at which each table begins, if joined
+        self.register_buffer("first", first, persistent=False)
         for table in self.tables:
             nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, dense: Tensor, *names: Tensor) -> Tensor:
-        if len(names) != len(self.tables):
-            raise ValueError(f"the model has {len(self.tables)} tables ({', '.join(TABLES)}), not {len(names)}")
+        if len(names) != len(TABLES):
+            raise ValueError(f"the model has {len(TABLES)} tables ({', '.join(TABLES)}), not {len(names)}")
         measured = self.bottom(dense)
-        looked_up = [table(ids) for table, ids in zip(self.tables, names, strict=True)]
-        vectors = torch.stack([measured, *looked_up], dim=1)
+        vectors = torch.stack([measured, *self.look_up(names)], dim=1)
         dots = vectors @ vectors.transpose(1, 2)
         return self.top(torch.cat([measured, dots[:, self.pairs[0], self.pairs[1]]], dim=1)).squeeze(1)
+
+    def look_up(self, names: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        """One f[n,width] a table: the row of its name, or the sum of a bag's rows."""
+        if not self.config.joined:
+            return [table(ids) for table, ids in zip(self.tables, names, strict=True)]
+        sizes = [ids.shape[1] for ids in names]
+        starts = torch.tensor([0, *sizes], device=self.first.device).cumsum(0)
+        flights = torch.arange(len(names[0]), device=self.first.device)
+        bags = (flights[:, None] * sum(sizes) + starts[:-1]).flatten()
+        rows = torch.cat([ids + first for ids, first in zip(names, self.first, strict=True)], dim=1)
+        return self.tables[0](rows.flatten(), bags).view(len(flights), len(names), -1).unbind(1)
 
 
 def batch(config: Config, size: int = 32, seed: int = 0) -> tuple[Tensor, ...]:
@@ -98,8 +117,8 @@ def batch(config: Config, size: int = 32, seed: int = 0) -> tuple[Tensor, ...]:
     columns = data.flights()
     chosen = torch.randint(len(columns["late"]), (size,), generator=torch.Generator().manual_seed(seed))
     names = []
-    for name, rows in TABLES.items():
-        ids = columns[name][chosen] % min(rows, config.rows)
+    for name, rows in zip(TABLES, config.heights, strict=True):
+        ids = columns[name][chosen] % rows
         names.append(ids if ids.dim() == 2 else ids[:, None])
     return (columns["late"][chosen], columns["dense"][chosen], *names)
 
