@@ -243,7 +243,7 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
     if time.changed:
         clauses.append(f"{time.name} {arrow(time)}")
     elif limit is not None:
-        clauses.append(f"no difference in time above noise, \u00b1 {number.percent(limit, 2)}" if clauses else "")
+        clauses.append(f"time the same within noise, \u00b1 {number.percent(limit, 2)}" if clauses else "")
     elif not clauses:
         return f"{time.name.capitalize()} {arrow(time)}, too few steps to tell a difference from noise"
     if clauses == [""]:

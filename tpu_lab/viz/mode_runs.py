@@ -128,7 +128,7 @@ def _faster(a: Run, b: Run) -> str:
         limit = noise(x, y)
         if limit is None:
             return f"{a.mode} {number.time(x.median)}, {b.mode} {number.time(y.median)}"
-        return f"no difference in time above noise, \u00b1 {number.percent(limit, 2)}"
+        return f"time the same within noise, \u00b1 {number.percent(limit, 2)}"
     if x.median <= y.median:
         return f"{a.mode} is {number.sig(y.median / x.median)} times as fast as {b.mode}"
     return f"{a.mode} takes {number.sig(x.median / y.median)} times as long as {b.mode}"
