@@ -68,20 +68,21 @@ class Cost:
 def by_line(m: Metrics) -> list[Cost]:
     """Costs by source line and way, largest first; what a compiled graph took stands under the line that called it."""
     groups: dict[tuple, list[int]] = {}
-    for i in m.step_ops:
+    for i in m.step_ops.tolist():
         op = m.trace.ops[i]
         if op.kind != "view":
-            groups.setdefault((op.file, op.line, op.phase), []).append(int(i))
+            groups.setdefault((op.file, op.line, op.phase), []).append(i)
     out = []
     for (file, line, phase), members in groups.items():
         ops = [m.trace.ops[i] for i in members]
         by_kind: Counter = Counter()
         by_name: Counter = Counter()
         by_stem: Counter = Counter()
-        for i, op in zip(members, ops):
-            by_kind[op.kind] += m.ops_time[i]
-            by_name[op_name(op.name)] += m.ops_time[i]
-            by_stem[stem(op.module)] += m.ops_time[i]
+        times = m.ops_time[members].tolist()
+        for ns, op in zip(times, ops):
+            by_kind[op.kind] += ns
+            by_name[op_name(op.name)] += ns
+            by_stem[stem(op.module)] += ns
         main = by_stem.most_common(1)[0][0]  # a line calls several modules: the costly one names it
         heavy = [n for n, _ in by_name.most_common(3)]
         name = family(op.module for op in ops if stem(op.module) == main)
@@ -99,7 +100,7 @@ def by_line(m: Metrics) -> list[Cost]:
                 phase,
                 by_kind.most_common(1)[0][0],
                 len(ops) // m.n,
-                sum(m.ops_time[i] for i in members) / m.n,
+                sum(times) / m.n,
                 sum(op.flops for op in ops) / m.n,
                 sum(op.bytes for op in ops) / m.n,
                 tuple(members),

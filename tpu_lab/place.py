@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import functools
 import os
 import re
 
@@ -12,6 +13,7 @@ _MARIMO = re.compile(r"__marimo__cell_(\w+?)_?(?:\.py)?$")
 
 
 @functools.lru_cache(maxsize=4096)
+@functools.lru_cache(8192)
 def short_file(file: str) -> str:
     """The last part of a path; a notebook cell by the name its host gives it; "" stays ""."""
     if not file:
@@ -39,6 +41,7 @@ def block(module: str) -> str:
     return parts[0]
 
 
+@functools.lru_cache(8192)
 def stem(module: str) -> str:
     """What repeated modules have in common: `h.3.mlp` -> `h.*.mlp`."""
     return re.sub(r"\b\d+\b", "*", module)
@@ -77,6 +80,7 @@ def _common(modules) -> str:
     return ".".join(out) if out else f"{modules[0]} and {len(modules) - 1} more"
 
 
+@functools.lru_cache(8192)
 def op_name(name: str) -> str:
     """`aten.add.Tensor` -> `add`; `aten._softmax.default` -> `_softmax`; other namespaces stay."""
     parts = name.split(".")

@@ -58,8 +58,15 @@ def rows(m: Metrics, sort: str | None = None):
     table.sort(key=lambda r: (-r[first], -r["spent_s"], -r["launches"], r["site"]))
     frame_ = pd.DataFrame(table, columns=[*_COLUMNS, "_members"])
     members = frame_.pop("_members")
-    frame_.attrs["members"] = members.tolist()
+    frame_.attrs["members"] = _Kept(members.tolist())
     return frame_
+
+
+class _Kept(list):
+    """Positions of launches beside a table: pandas copies a table's attributes deeply at every slice."""
+
+    def __deepcopy__(self, memo):
+        return self
 
 
 _COLUMNS = (

@@ -17,16 +17,17 @@ HEAVY = 9  # rows shown for their time, besides the first ones and the last
 SORTS = {"time": "device_ms", "bytes": "bytes", "flops": "flops"}
 
 
-def rows(m: Metrics):
-    """One row an op: op (its number), name, result, inputs, static, kind, module, file, line, code, phase, forward,
-    step, launch, fusion (the letter of its group in the drawn step), device_ms (its share of its launch), flops, bytes, fallback, host_us, at_ms (since the start)."""
+def rows(m: Metrics, part: slice = slice(None)):
+    """One row an op, of all or of a part of the trace: op (its number), name, result, inputs, static, kind, module, file, line, code, phase, forward,
+    step, launch, fusion (the letter of its group in the drawn step), device_ms (its share of its launch), flops, bytes, fallback,
+    host_us, at_ms (since the start)."""
     import pandas as pd
 
-    ops, trace, letters = m.trace.ops, m.trace, fusions.letter_of(m)
-    step = np.zeros(len(ops), dtype=np.int64)
+    ops, trace, letters = m.trace.ops[part], m.trace, fusions.letter_of(m)
+    step = np.zeros(len(trace.ops), dtype=np.int64)
     for s in m.steps:
         step[slice(*s.ops)] = s.number
-    launch = np.array([r.index for r in trace.launches] + [-1], dtype=np.int64)[m.ops_launch]
+    launch = np.array([r.index for r in trace.launches] + [-1], dtype=np.int64)[m.ops_launch[part]]
     return pd.DataFrame(
         {
             "op": [r.index for r in ops],
@@ -41,10 +42,10 @@ def rows(m: Metrics):
             "code": [r.code for r in ops],
             "phase": [r.phase for r in ops],
             "forward": pd.array([r.forward for r in ops], dtype="Int64"),
-            "step": step,
+            "step": step[part],
             "launch": pd.array([v if v >= 0 else None for v in launch.tolist()], dtype="Int64"),
             "fusion": [letters.get(r.index, "") for r in ops],
-            "device_ms": m.ops_time / 1e6,
+            "device_ms": m.ops_time[part] / 1e6,
             "flops": [r.flops for r in ops],
             "bytes": [r.bytes for r in ops],
             "fallback": [r.fallback for r in ops],
@@ -127,14 +128,13 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
 
     def model() -> Model:
         if "model" not in cache:
-            cache["model"] = _model(m, view.rows, limit, sort)
+            cache["model"] = _model(m, limit, sort)
         return cache["model"]
 
     title = _title(m)
-    view = View(
+    return View(
         "ops", title, _finding(m), lambda: rows(m), lambda: _text(model()), lambda: template("ops.html", v=model())
     )
-    return view
 
 
 def _finding(m: Metrics) -> str:
@@ -170,8 +170,8 @@ def _title(m: Metrics) -> str:
     return f"{head}; {number.plural(len(spent), what)} take{'s' if len(spent) == 1 else ''} {share}% of the device time"
 
 
-def _model(m: Metrics, frame_rows, limit, sort) -> Model:
-    table = frame_rows.iloc[slice(*m.span.ops)]
+def _model(m: Metrics, limit, sort) -> Model:
+    table = rows(m, slice(*m.span.ops))
     if not len(table):
         hint = (
             frame.nothing_hint(m)
@@ -239,7 +239,7 @@ def _model(m: Metrics, frame_rows, limit, sort) -> Model:
     if len(chosen) < len(records):
         meta.append((f"{number.count(len(chosen))} of {number.count(len(records))} shown", False))
     bare = int((table.module == "").sum())
-    all_rows = f"all rows: p.ops.rows, a DataFrame of {number.count(len(frame_rows))} \u00d7 {frame_rows.shape[1]}"
+    all_rows = f"all rows: p.ops.rows, a DataFrame of {number.count(len(m.trace.ops))} \u00d7 {table.shape[1]}"
     left = (f"no module: {number.plural(bare, 'op')} \u00b7 " if bare else "") + all_rows
     order = f"sorted by {sort}" if sort else "in program order"
     if m.trace.dropped:
