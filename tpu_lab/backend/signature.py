@@ -99,41 +99,14 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     sig.program, sig.options = None, options
     sig.precision = precision.chosen if record.multiplies else None
     sig.id, sig.record, sig.name, sig.windows = next(_ids), record, record.name, tuple(windows)
-    with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-        metas = [_map(a, meta_of) for a in args]
-        kmetas = {k: _map(v, meta_of) for k, v in kwargs.items() if k != "generator"}
-        if kmetas.get("device") is not None:
-            storage.check_device(kmetas["device"])
-            kmetas["device"] = torch.device("meta")
-        if kmetas.get("pin_memory"):
-            kmetas["pin_memory"] = False
-        declared, computed = _shapes(record, metas, kmetas)
-    mask = _mask(record, args, kwargs)
-    if mask is not None:  # some meta kernels make gradients that nobody asked for
-        declared, computed = (_asked(values, mask) for values in (declared, computed))
+    metas, kmetas, declared, computed = _on_meta(record, args, kwargs)
     template, ktemplate = _template(record, args, kwargs)
     sig.rng = record.lowering is not None and record.lowering.rng
-    names = [a.name for a in record.schema.arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    order = {id(t): i for i, t in enumerate(tensors_in([*args, *kwargs.values()], []))}
-    written = [t for name in record.written for t in tensors_in(given.get(name), [])]
-    wmetas = dict(zip(names, metas, strict=False)) | kmetas
-    wmetas = [t for name in record.written for t in tensors_in(wmetas.get(name), [])]
-    sig.writes = [order[id(t)] for t in written]
-    like = tensors_in(computed, [])  # a resized `out=` gets the strides that a new result would have
-    like = like if len(like) == len(wmetas) else wmetas
-    sig.resize = [
-        (i, tuple(m.shape), n.stride() if n.shape == m.shape else m.stride())
-        for i, t, m, n in zip(sig.writes, written, wmetas, like, strict=True)
-        if t.shape != m.shape
-    ]
+    given, wmetas = _by_name(record, args, kwargs), _by_name(record, metas, kmetas)
+    sig.writes, sig.resize = _writes(record, [*args, *kwargs.values()], given, wmetas, computed)
     overlap.check(record, windows, sig.writes, alias)
     fresh, sig.result = _results(record, given, declared)
-    if record.name.split(".")[1].endswith("_like") and kwargs.get("memory_format") in (None, torch.preserve_format):
-        if (
-            storage.layout(args[0].shape, args[0].stride(), args[0].dtype)[1] is not None
-        ):  # dense: meta may simplify strides
-            fresh = [torch.empty_strided(args[0].shape, args[0].stride(), dtype=fresh[0].dtype, device="meta")]
+    fresh = _like(record, args, kwargs, fresh)
     sig.fresh = [_fresh(m) for m in fresh]
     want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
     sig.odd_out = bool(sig.resize) or any(windows[i].dtype != d for i, (_, d) in zip(sig.writes, want or ()))
@@ -157,6 +130,54 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     )
     sig.flops = _flops(record, metas, kmetas, fresh)
     return sig
+
+
+def _on_meta(record, args, kwargs):
+    """The call on meta tensors: its arguments, and what it and its functional twin return."""
+    with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        metas = [_map(a, meta_of) for a in args]
+        kmetas = {k: _map(v, meta_of) for k, v in kwargs.items() if k != "generator"}
+        if kmetas.get("device") is not None:
+            storage.check_device(kmetas["device"])
+            kmetas["device"] = torch.device("meta")
+        if kmetas.get("pin_memory"):
+            kmetas["pin_memory"] = False
+        declared, computed = _shapes(record, metas, kmetas)
+    mask = _mask(record, args, kwargs)
+    if mask is not None:  # some meta kernels make gradients that nobody asked for
+        declared, computed = (_asked(values, mask) for values in (declared, computed))
+    return metas, kmetas, declared, computed
+
+
+def _by_name(record, args, kwargs) -> dict:
+    """The arguments by their names in the schema."""
+    return dict(zip([a.name for a in record.schema.arguments], args, strict=False)) | kwargs
+
+
+def _writes(record, values, given, metas, computed):
+    """(positions of the tensors that are written, [(position, shape, strides)] of those that must be resized first)."""
+    order = {id(t): i for i, t in enumerate(tensors_in(values, []))}
+    written = [t for name in record.written for t in tensors_in(given.get(name), [])]
+    metas = [t for name in record.written for t in tensors_in(metas.get(name), [])]
+    writes = [order[id(t)] for t in written]
+    like = tensors_in(computed, [])  # a resized `out=` gets the strides that a new result would have
+    like = like if len(like) == len(metas) else metas
+    resize = [
+        (i, tuple(m.shape), n.stride() if n.shape == m.shape else m.stride())
+        for i, t, m, n in zip(writes, written, metas, like, strict=True)
+        if t.shape != m.shape
+    ]
+    return writes, resize
+
+
+def _like(record, args, kwargs, fresh):
+    """`empty_like` and its kind keep a dense tensor's strides, which meta may simplify."""
+    if not record.name.split(".")[1].endswith("_like") or kwargs.get("memory_format") not in (None, torch.preserve_format):
+        return fresh
+    model = args[0]
+    if storage.layout(model.shape, model.stride(), model.dtype)[1] is None:
+        return fresh
+    return [torch.empty_strided(model.shape, model.stride(), dtype=fresh[0].dtype, device="meta")]
 
 
 def _shapes(record, metas, kmetas):
