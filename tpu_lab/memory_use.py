@@ -158,10 +158,14 @@ class MemoryUse:
     @cached_property
     def scratch(self) -> list[tuple[LaunchRecord, int]]:
         """(launch, bytes of temporary buffers, the compiler's figure) for the step's launches that have some."""
-        out = []
-        for launch in self.m.launches_in(self.m.span):
-            scratch = getattr(self.m.trace.programs.get(launch.key), "scratch", None)
-            nbytes = scratch() if scratch is not None else None
-            if nbytes:
-                out.append((launch, nbytes))
-        return out
+        launches = self.m.launches_in(self.m.span)
+        asked = {key: getattr(self.m.trace.programs.get(key), "scratch", None) for key in {r.key for r in launches}}
+        sizes = {key: ask() for key, ask in asked.items() if ask is not None}
+        return [(r, n) for r in launches if (n := sizes.get(r.key))]
+
+
+def of(m: Metrics) -> MemoryUse:
+    """The memory of these metrics, worked out once."""
+    if "_memory" not in vars(m):
+        vars(m)["_memory"] = MemoryUse(m)
+    return vars(m)["_memory"]

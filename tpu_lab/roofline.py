@@ -13,8 +13,11 @@ only the launches as a whole are measured.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from functools import cached_property
+
+import numpy as np
 
 from tpu_lab.costs import Cost
 from tpu_lab.metrics import Metrics
@@ -71,15 +74,16 @@ class Roofline:
     @cached_property
     def points(self) -> list[Point]:
         """One a cost, most time first."""
-        owners: dict[int, set[int]] = {}
-        for number, cost in enumerate(self.m.costs):
-            for i in cost.at:
-                owners.setdefault(int(self.m.ops_launch[i]), set()).add(number)
+        ops = self.m.trace.ops
+        launches = [self.m.ops_launch[list(cost.at)] for cost in self.m.costs]
+        owner = np.full(len(self.m.trace.launches) + 1, -1)  # of each launch: its cost, -2 when it holds several
+        for number, own in enumerate(launches):
+            owner[own] = np.where((owner[own] == -1) | (owner[own] == number), number, -2)
+        owner[-1] = -2  # ops that no launch ran
         out = []
-        for number, cost in enumerate(self.m.costs):
-            launches = {int(self.m.ops_launch[i]) for i in cost.at}
-            alone = -1 not in launches and all(owners[launch] == {number} for launch in launches)
-            work = sum(work_of(self.m.trace.ops[i]) for i in cost.at) / self.m.n if cost.at else cost.flops
+        for number, (cost, own) in enumerate(zip(self.m.costs, launches)):
+            alone = bool((owner[own] == number).all())
+            work = sum(work_of(ops[i]) for i in cost.at) / self.m.n if cost.at else cost.flops
             out.append(self._point(cost, work, alone))
         return out
 
@@ -98,6 +102,13 @@ class Roofline:
         return Point(cost, work, measured, "compute" if compute >= memory else "memory", max(compute, memory))
 
 
+def of(m: Metrics) -> Roofline:
+    """The roofline of these metrics, worked out once."""
+    if "_roofline" not in vars(m):
+        vars(m)["_roofline"] = Roofline(m)
+    return vars(m)["_roofline"]
+
+
 def missing(m: Metrics) -> str:
     """Why there is no roofline; "" when there is one."""
     if not any(r.device_ns for r in m.trace.launches):
@@ -113,7 +124,13 @@ def work_of(op: OpRecord) -> int:
     """FLOPs of one op as the roofline counts them."""
     if op.flops or op.kind not in COUNTED:
         return op.flops
-    return max(sum(map(elements, op.inputs[:1])), sum(map(elements, op.outputs)))  # a reduction reads more than it gives
+    return _largest(op.inputs[:1], op.outputs)
+
+
+@functools.lru_cache(maxsize=4096)
+def _largest(first: tuple[str, ...], results: tuple[str, ...]) -> int:
+    """Elements of the first input or of all results: a reduction reads more than it gives."""
+    return max(sum(map(elements, first)), sum(map(elements, results)))
 
 
 def elements(aval: str) -> int:

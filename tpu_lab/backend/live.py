@@ -18,6 +18,7 @@ from tpu_lab.backend import memory
 _owner: trace.Trace | None = None
 _refs: dict[int, _Ref] = {}  # by id of the array: it leaves when the array dies
 _total = 0
+_Held = trace.HeldRecord
 
 
 class _Ref(weakref.ref):
@@ -31,8 +32,11 @@ def _gone(ref: _Ref, taken: bool = False) -> None:
     if _refs.get(ref.key) is ref:
         del _refs[ref.key]
         _total -= ref.nbytes
-        if _owner is not None:
-            _owner.add("held", trace.HeldRecord(ref.op, ref.born, len(_owner.live), ref.nbytes, ref.owner, ref.name, taken))
+        if (active := _owner) is not None:
+            if len(active.held) < active.limit:
+                active.held.append(_Held(ref.op, ref.born, len(active.live), ref.nbytes, ref.owner, ref.name, taken))
+            else:
+                active.dropped += 1
 
 
 def _add(array, op: int | None, owner: str) -> None:
@@ -74,19 +78,25 @@ def point(active: trace.Trace, inputs, outputs, ops, at=None, taken=()) -> None:
         ref = _refs.get(id(array))
         if ref is not None:
             _gone(ref, taken=True)
+    refs = _refs
     for array in inputs:
-        if isinstance(array, jax.Array) and id(array) not in _refs and not array.is_deleted():  # a compiled graph also takes numpy scalars
+        if id(array) not in refs and isinstance(array, jax.Array) and not array.is_deleted():  # not numpy, a compiled graph's scalars
             _add(array, None, "inputs")
-    first = ops[0] if ops else None
+    made = ops[0] if ops else None
     for k, array in enumerate(outputs):
-        made = first if at is None else ops[at[k]] if at[k] is not None and at[k] < len(ops) else None
-        ref = _refs.get(id(array))
+        if at is not None:
+            made = ops[at[k]] if at[k] is not None and at[k] < len(ops) else None
+        ref = refs.get(id(array))
         if ref is None:
             _add(array, made, "")
         elif ref.owner == "before" and ref.born == len(active.live):  # the very first launch: `begin` saw its results
             ref.op, ref.owner = made, ""
-    active.add("live", (active.op_count - 1, _total))
-    memory.reached(_total)
+    if len(active.live) < active.limit:
+        active.live.append((active.op_count - 1, _total))
+    else:
+        active.dropped += 1
+    if _total > memory.peak:
+        memory.peak = _total
 
 
 def name(array, owner: str, called: str) -> None:

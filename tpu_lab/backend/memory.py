@@ -11,24 +11,18 @@ PUBLIC = (
     "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "memory_reserved", "max_memory_reserved",
     "memory_stats", "mem_get_info", "empty_cache", "reset_max_memory_allocated",
 )  # fmt: skip
-_peak = 0
+peak = 0  # bytes; a profile raises it, too
 
 
 def _live() -> int:
     return sum(a.nbytes for a in jax.live_arrays())
 
 
-def reached(nbytes: int) -> None:
-    """A profile saw so many bytes alive after a launch."""
-    global _peak
-    _peak = max(_peak, nbytes)
-
-
 def memory_allocated(device=None) -> int:
     """Bytes of all arrays alive on the device (deferred results do not exist yet)."""
-    global _peak
+    global peak
     now = _live()
-    _peak = max(_peak, now)
+    peak = max(peak, now)
     return now
 
 
@@ -36,13 +30,13 @@ def max_memory_allocated(device=None) -> int:
     """The highest memory since the last reset: the chip's own count on a TPU; elsewhere the highest that these calls saw,
     and while a profile is active, that any launch left behind."""
     stats = jax.devices()[0].memory_stats() or {}
-    return max(stats.get("peak_bytes_in_use", 0), _peak, memory_allocated())
+    return max(stats.get("peak_bytes_in_use", 0), peak, memory_allocated())
 
 
 def reset_peak_memory_stats(device=None) -> None:
     """Restart the peak from what is alive now."""
-    global _peak
-    _peak = _live()
+    global peak
+    peak = _live()
 
 
 def memory_stats(device=None) -> dict:

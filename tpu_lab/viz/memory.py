@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpu_lab.memory_use import BANDS, Holding, MemoryUse
+from tpu_lab.memory_use import BANDS, Holding, MemoryUse, of
 from tpu_lab.metrics import Metrics
 from tpu_lab.place import place
 from tpu_lab.viz import frame, lanes, memory_plot, number
@@ -28,7 +28,7 @@ def rows(m: Metrics):
     columns = ["part", "name", "band", "place", "phase", "tensors", "bytes", "share", "op", *BANDS]
     if _why(m):
         return pd.DataFrame([], columns=columns)
-    use = MemoryUse(m)
+    use = of(m)
     top = int(use.bytes[use.peak])
     held = [
         ("held", h.name, h.band, place(h.file, h.line), h.phase, h.tensors, h.bytes, h.bytes / top if top else 0.0, None, *[None] * len(BANDS))
@@ -111,7 +111,7 @@ def _sentences(m: Metrics) -> tuple[str, str]:
     """(title, what a closed fold says)."""
     if why := _why(m):
         return why, why[0].lower() + why[1:]
-    use = MemoryUse(m)
+    use = of(m)
     if use.last < use.first:
         return "No launch ran in the step that is drawn", "no launch ran in the step that is drawn"
     top = int(use.bytes[use.peak])
@@ -160,7 +160,7 @@ def _model(m: Metrics, top: int) -> Model:
     if _why(m) or title.startswith("No launch"):
         hint = "" if m.trace.meta.get("recording") else frame.nothing_hint(m)
         return Model(title, tuple(frame.provenance(m)), hint if frame.nothing(m) else "Memory is looked at after each launch.")
-    use = MemoryUse(m)
+    use = of(m)
     peak = int(use.bytes[use.peak])
     unit, factor = number.size_unit(float(peak))
     meta: list[tuple[str, bool]] = [("live bytes in program order", False)]
@@ -177,8 +177,8 @@ def _model(m: Metrics, top: int) -> Model:
     step = memory_plot.tick(ceiling / factor)
     ceiling = max(ceiling * 1.04, factor * step)
 
-    def x(op: float) -> float:
-        return min(WIDTH, max(0.0, WIDTH * (op - low) / max(1, high - low)))
+    def x(op):
+        return np.clip(WIDTH * (op - low) / max(1, high - low), 0.0, WIDTH)  # of one op or of many
 
     def y(nbytes: float) -> float:
         return HEIGHT * (1 - nbytes / ceiling)

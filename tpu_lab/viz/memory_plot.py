@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from tpu_lab.memory_use import MemoryUse
 
 WIDTH, HEIGHT = 1000, 170  # user units; the height is also its pixels
@@ -30,25 +32,24 @@ def columns(use: MemoryUse, x) -> tuple[list[float], list[tuple[int, bool]]]:
     A point's level lasts one op; then what nobody holds any more is gone, until the next point. The step begins with
     what the one before it left.
     """
+    own = np.arange(use.first, use.last + 1)
+    left, after = x(use.at[own]), x(use.at[own] + 1)
+    following = np.append(left[1:], float(WIDTH))
+    if len(own) > LEVELS:
+        bucket = (left * (LEVELS / WIDTH)).astype(int)
+        order = np.lexsort((use.bytes[own], bucket))
+        highest = order[np.append(bucket[order][1:] != bucket[order][:-1], True)]
+        return [0.0, *left[highest][1:].tolist(), float(WIDTH)], [(int(own[i]), False) for i in highest]
     points: list[tuple[int, bool]] = [(use.first - 1, True)] if use.first else []
     lefts = [0.0] if use.first else []
-    for p in range(use.first, use.last + 1):
-        left = x(float(use.at[p]))
-        lefts.append(left if lefts else 0.0)
+    for i, p in enumerate(own.tolist()):
+        lefts.append(float(left[i]) if lefts else 0.0)
         points.append((p, False))
-        following = x(float(use.at[p + 1])) if p < use.last else float(WIDTH)
-        if x(float(use.at[p]) + 1) < following:
-            lefts.append(x(float(use.at[p]) + 1))
+        if after[i] < following[i]:
+            lefts.append(float(after[i]))
             points.append((p, True))
     if len(lefts) > 1 and lefts[1] == 0.0:
         del lefts[1], points[0]
-    if len(points) > LEVELS:
-        best: dict[int, tuple[float, tuple[int, bool]]] = {}
-        for left, level in zip(lefts, points):
-            k = int(left * LEVELS / WIDTH)
-            if k not in best or use.bytes[level[0]] > use.bytes[best[k][1][0]]:
-                best[k] = (left, level)
-        lefts, points = [left for left, _ in best.values()], [p for _, p in best.values()]
     return [*lefts, float(WIDTH)], points
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpu_lab.metrics import Metrics
 from tpu_lab.place import place
-from tpu_lab.roofline import Point, Roofline, missing
+from tpu_lab.roofline import Point, Roofline, missing, of
 from tpu_lab.viz import frame, number, roof_plot, theme
 from tpu_lab.viz.view import View, template
 
@@ -26,7 +26,7 @@ def rows(m: Metrics, order: str = "time"):
 
     if missing(m):
         return pd.DataFrame([], columns=COLUMNS)
-    r = Roofline(m)
+    r = of(m)
     ordered = [*sorted(r.points, key=SORTS[order], reverse=True), r.total]
     return pd.DataFrame([_row(i, p) for i, p in enumerate(ordered, 1)], columns=COLUMNS)
 
@@ -98,7 +98,7 @@ def _title(m: Metrics) -> str:
     if why := _why(m):
         return why
     assert m.peak is not None
-    r = Roofline(m)
+    r = of(m)
     whose = "this CPU\u2019s peak" if m.peak.label.startswith("this CPU") else "the peak"
     top = [p for p in r.points[:TOP] if p.measured]
     fast = sorted(p.reached for p in top if p.bound == "compute" and p.reached is not None)
@@ -134,7 +134,7 @@ def _model(m: Metrics, top: int, order: str) -> Model:
     if why := _why(m):
         return Model(title, tuple(frame.provenance(m)), _hint(m, why))
     assert m.peak is not None and m.peak.bandwidth is not None
-    r = Roofline(m)
+    r = of(m)
     ordered = sorted(r.points, key=SORTS[order], reverse=True)
     shown, rest = ordered[:top], ordered[top:]
     shared = not all(p.measured for p in shown)
