@@ -2,7 +2,7 @@
 
 It holds the pure function from base arrays to base arrays: read the windows, call the lowering, put results into
 memory order or write them back through a window. PyTorch's meta kernel is the truth for shapes, dtypes and strides,
-and it raises PyTorch's own errors.
+and it raises PyTorch's own errors (meta.py).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Callable
 import jax
 import jax.numpy as jnp
 import torch
-import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
-from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import bounds, dtypes, lowering, overlap, precision, registry, rng, storage
+from tpu_lab.backend import bounds, dtypes, lowering, meta, overlap, precision, registry, rng, storage
+from tpu_lab.backend.meta import tensors_in
 from tpu_lab.backend.window import Base, Window, is_contiguous
 
 
@@ -68,28 +67,6 @@ class Signature:
 _ids = itertools.count()
 
 
-def meta_of(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _map(value, f):
-    if isinstance(value, torch.Tensor):
-        return f(value)
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return [_map(v, f) for v in value]
-    return value
-
-
-def tensors_in(value, found: list) -> list:
-    """All tensors of a nested list, in order."""
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            tensors_in(v, found)
-    return found
-
-
 def build(record, args, kwargs, windows: list[Window], alias, options) -> Signature:
     """The signature of calling `record.overload(*args, **kwargs)`, whose tensors have these windows (in order).
 
@@ -99,14 +76,14 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     sig.program, sig.options = None, options
     sig.precision = precision.chosen if record.multiplies else None
     sig.id, sig.record, sig.name, sig.windows = next(_ids), record, record.name, tuple(windows)
-    metas, kmetas, declared, computed = _on_meta(record, args, kwargs)
+    metas, kmetas, declared, computed = meta.call(record, args, kwargs)
     template, ktemplate = _template(record, args, kwargs)
     sig.rng = record.lowering is not None and record.lowering.rng
-    given, wmetas = _by_name(record, args, kwargs), _by_name(record, metas, kmetas)
-    sig.writes, sig.resize = _writes(record, [*args, *kwargs.values()], given, wmetas, computed)
+    given, wmetas = meta.by_name(record, args, kwargs), meta.by_name(record, metas, kmetas)
+    sig.writes, sig.resize = meta.written(record, [*args, *kwargs.values()], given, wmetas, computed)
     overlap.check(record, windows, sig.writes, alias)
     fresh, sig.result = _results(record, given, declared)
-    fresh = _like(record, args, kwargs, fresh)
+    fresh = meta.kept_strides(record, args, kwargs, fresh)
     sig.fresh = [_fresh(m) for m in fresh]
     want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
     sig.odd_out = bool(sig.resize) or any(windows[i].dtype != d for i, (_, d) in zip(sig.writes, want or ()))
@@ -130,99 +107,6 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     )
     sig.flops = _flops(record, metas, kmetas, fresh)
     return sig
-
-
-def _on_meta(record, args, kwargs):
-    """The call on meta tensors: its arguments, and what it and its functional twin return."""
-    with _disable_current_modes(), torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-        metas = [_map(a, meta_of) for a in args]
-        kmetas = {k: _map(v, meta_of) for k, v in kwargs.items() if k != "generator"}
-        if kmetas.get("device") is not None:
-            storage.check_device(kmetas["device"])
-            kmetas["device"] = torch.device("meta")
-        if kmetas.get("pin_memory"):
-            kmetas["pin_memory"] = False
-        declared, computed = _shapes(record, metas, kmetas)
-    mask = _mask(record, args, kwargs)
-    if mask is not None:  # some meta kernels make gradients that nobody asked for
-        declared, computed = (_asked(values, mask) for values in (declared, computed))
-    return metas, kmetas, declared, computed
-
-
-def _by_name(record, args, kwargs) -> dict:
-    """The arguments by their names in the schema."""
-    return dict(zip([a.name for a in record.schema.arguments], args, strict=False)) | kwargs
-
-
-def _writes(record, values, given, metas, computed):
-    """(positions of the tensors that are written, [(position, shape, strides)] of those that must be resized first)."""
-    order = {id(t): i for i, t in enumerate(tensors_in(values, []))}
-    written = [t for name in record.written for t in tensors_in(given.get(name), [])]
-    metas = [t for name in record.written for t in tensors_in(metas.get(name), [])]
-    writes = [order[id(t)] for t in written]
-    like = tensors_in(computed, [])  # a resized `out=` gets the strides that a new result would have
-    like = like if len(like) == len(metas) else metas
-    resize = [
-        (i, tuple(m.shape), n.stride() if n.shape == m.shape else m.stride())
-        for i, t, m, n in zip(writes, written, metas, like, strict=True)
-        if t.shape != m.shape
-    ]
-    return writes, resize
-
-
-def _like(record, args, kwargs, fresh):
-    """`empty_like` and its kind keep a dense tensor's strides, which meta may simplify."""
-    if not record.name.split(".")[1].endswith("_like") or kwargs.get("memory_format") not in (None, torch.preserve_format):
-        return fresh
-    model = args[0]
-    if storage.layout(model.shape, model.stride(), model.dtype)[1] is None:
-        return fresh
-    return [torch.empty_strided(model.shape, model.stride(), dtype=fresh[0].dtype, device="meta")]
-
-
-def _shapes(record, metas, kmetas):
-    """(what the overload itself returns, what its functional twin returns) on meta; None where meta cannot tell."""
-    if record.meta is False:
-        return None, None
-    try:
-        declared = record.overload(*metas, **kmetas, **_unsaid(record, record.overload, metas, kmetas))
-        if record.functional is None or record.functional is record.overload:
-            computed = declared
-            if record.direct_write and not record.lowering.out:
-                computed = None  # a lowering on the mutating overload returns the written arguments themselves
-        else:
-            outs = {a.name for a in record.schema.arguments if a.is_out}
-            kmetas = {k: v for k, v in kmetas.items() if k not in outs}
-            computed = record.functional(*metas, **kmetas, **_unsaid(record, record.functional, metas, kmetas))
-        return declared, computed
-    except NotImplementedError:
-        record.meta = False
-        return None, None
-
-
-def _mask(record, args, kwargs) -> list[bool] | None:
-    """The `output_mask` of a backward op: which of its gradients are wanted."""
-    names = [a.name for a in record.schema.arguments]
-    return (dict(zip(names, args, strict=False)) | kwargs).get("output_mask")
-
-
-def _asked(values, mask):
-    """Shapes by meta with None where the mask says no."""
-    if not isinstance(values, (tuple, list)) or len(values) != len(mask):
-        return values
-    return tuple(v if wanted else None for v, wanted in zip(values, mask, strict=True))
-
-
-def _unsaid(record, overload, metas, kmetas) -> dict:
-    """Arguments that `overload` must be given and the call did not pass: the generator, and defaults of the called form
-    (`bernoulli_(p=0.5)` against `bernoulli(p)`)."""
-    given = {a.name for a, _ in zip(record.schema.arguments, metas, strict=False)} | kmetas.keys()
-    default = {a.name: a.default_value for a in record.schema.arguments}
-    return {
-        a.name: default.get(a.name)
-        for a in overload._schema.arguments
-        if a.name not in given and not a.has_default_value()
-    }
 
 
 def _template(record, args, kwargs):
@@ -287,10 +171,10 @@ def _results(record, given, declared):
     return fresh, result
 
 
-def _fresh(meta: torch.Tensor) -> Fresh:
-    size, stride = tuple(meta.shape), tuple(meta.stride())
-    where, order = storage.layout(size, stride, meta.dtype)
-    return Fresh(where, order, size, stride, meta.dtype)
+def _fresh(like: torch.Tensor) -> Fresh:
+    size, stride = tuple(like.shape), tuple(like.stride())
+    where, order = storage.layout(size, stride, like.dtype)
+    return Fresh(where, order, size, stride, like.dtype)
 
 
 def _compute(record, sig, template, ktemplate, want, compute):
