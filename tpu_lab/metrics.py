@@ -334,7 +334,7 @@ class Metrics:
     @cached_property
     def hfu(self) -> float | None:
         """Hardware FLOPs utilisation: as MFU, with the recomputation in it (Korthikanti et al. 2022, arXiv 2205.05198)."""
-        return None if self.mfu is None else self.mfu * (self.flops + self.recomputed) / self.flops
+        return None if self.mfu is None else self.mfu * (1 + self.recomputed / self.flops)
 
     @cached_property
     def matmul_share(self) -> float:

@@ -108,19 +108,14 @@ def _title(m: Metrics) -> str:
         what = "The launch reaches" if t.cost.name == "the launch" else "The launches reach"
         return f"{what} {at} of the roof: {number.time(t.ns)}, where {number.time(t.least_ns)} would be possible"
     best = max((p.reached or 0.0 for p in top), default=0.0)
-    if best < NEAR:
-        return f"No cost comes near its roof: {number.percent(best, 2)} of it at best, {number.percent(_overall(r), 2)} overall"
-    waits = sum(p.ns for p in r.points if p.bound == "memory") / r.total.ns
+    if (r.total.reached or 0.0) < NEAR:
+        return f"All costs together reach {number.percent(r.total.reached, 2)} of their roof, the best of them {number.percent(best, 2)}"
+    waits = sum(p.ns for p in r.points if p.bound == "memory" and (p.reached or 0.0) >= NEAR) / r.total.ns
     if fast and slow:
         return f"The matmuls run at {_span(fast)} of {whose}; {number.percent(waits, 2)} of the time waits for memory"
     if fast:
         return f"All of the top costs are bound by compute and run at {_span(fast)} of {whose}"
     return f"{number.percent(waits, 2)} of the device time waits for memory, at {number.percent(best, 2)} of its bandwidth at best"
-
-
-def _overall(r: Roofline) -> float:
-    """The part of their roofs that all costs reach together."""
-    return sum(p.least_ns for p in r.points) / r.total.ns
 
 
 def _span(values: list[float]) -> str:
@@ -202,7 +197,8 @@ def _others(rest: list[Point], unit: tuple[str, float], shared: bool) -> Line:
 
 
 def _remarks(r: Roofline, shown: list[Point], shared: bool):
-    names = [str(i) for i, p in enumerate(shown, 1) if p.bound == "memory"]
+    names = [str(i) for i, p in enumerate(shown, 1) if p.bound == "memory" and (p.reached or 0.0) >= NEAR]
+    far = [str(i) for i, p in enumerate(shown, 1) if (p.reached or 0.0) < NEAR]
     if shared:
         yield (
             "Inside one launch nobody measured the single line. Its time is a share by FLOPs and bytes, so dividing by it "
@@ -213,12 +209,13 @@ def _remarks(r: Roofline, shown: list[Point], shared: bool):
             "Least times are of ops that run one by one. Fused, what one op writes for the next never moves, so a line can take "
             "less; the bytes of a launch are what goes in and out of its program."
         )
-    elif max((p.reached or 0 for p in shown), default=0) < NEAR:
-        yield "Far under both roofs neither arithmetic nor memory takes the time: the ops are small, or the machine is busy."
-    elif names and len(names) < len(shown):
+    elif names:
         be = "moves" if len(names) == 1 else "move"
         them = "it" if len(names) == 1 else "them"
         yield f"{_list(names)} {be} bytes rather than compute: fuse {them}, or hold {them} in bf16."
+    if far and not shared:
+        lie, they = ("lies", "it takes") if len(far) == 1 else ("lie", "they take")
+        yield f"{_list(far)} {lie} far under both roofs: neither arithmetic nor memory explains the time {they}. Small ops, or a busy machine."
     if any((p.reached or 0) > 1 for p in shown):
         yield "Over 100%: the bytes came from the caches, which the memory roof does not count, or the peak was measured on a busy machine."
 
