@@ -13,6 +13,7 @@ a hint with its line. All is a function of its arguments; cells may run again in
 from __future__ import annotations
 
 import ast
+import bisect
 import inspect
 import math
 import numbers
@@ -22,11 +23,15 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, Sequence
 
+import torch
+
+from tpu_lab.backend.trial import lowered as lowered
 from tpu_lab.profile import Profile, profile
 from tpu_lab.score import KINDS, CodeLine, Outcome, Score, Tally
 from tpu_lab.viz import check as page
 from tpu_lab.viz.check import Checked
 
+_SAME: Any = object()
 MINE = re.compile(r"\s*#\s*yours\b.*$")  # the mark on the lines that a learner fills in
 
 
@@ -72,21 +77,28 @@ def attempt(
     steps: int = 1,
     warmup: int = 0,
     gives: bool = True,
+    fresh: bool = False,
+    shows: Any = _SAME,
     **kwargs,
 ) -> Attempt:
     """Run the learner's function and record what runs on "tpu"; whatever it raises is kept, not raised.
 
     mode, steps, warmup: as in `tpu_lab.profile`. gives: it has to return something; None then means "not tried".
+    fresh: forget all programs first, so that misses are counted from none. name: for what is no function.
+    shows: the learner's function, where `fn` only leads to it.
     """
-    name = name or getattr(fn, "__name__", "this")
-    if fn is None or fn is ...:
+    learnt = fn if shows is _SAME else shows
+    name = name or getattr(learnt, "__name__", "this")
+    if learnt is None or learnt is ...:
         return Attempt(name, tried=False, error=f"`{name}` is blank.")
-    if not callable(fn):
-        return Attempt(name, error=f"`{name}` should be a function, not {_kind(fn)}.")
-    source, file, first = _source(fn)
+    if not callable(learnt):
+        return Attempt(name, error=f"`{name}` should be a function, not {_kind(learnt)}.")
+    source, file, first = _source(learnt)
     known: dict[str, Any] = {"source": source, "file": file, "first": first}
     if blank := _blank_line(source):
         return Attempt(name, tried=False, error=f"line {blank} of `{name}` is still blank.", **known)
+    if fresh:
+        torch.tpu._clear_cache()
     run = profile(mode=mode, steps=steps, warmup=warmup, name=name)(fn)
     try:
         value = run(*args, **kwargs)
@@ -201,29 +213,46 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
     """One figure of a profile, a step; misses: programs that were not in memory, in all. Time is without compiling.
 
     From three steps on it is the median step's, as the first one sets things up and the last may leave work undone; of
-    fewer steps the mean, of a block without steps the whole.
+    fewer steps the mean, of a block without steps the whole. Steps are an optimizer's where it made several, else calls.
     """
     if not isinstance(recorded, Profile):
         return None
-    m = recorded.metrics
-    steps = [step for step in m.steps if not step.warmup]
-    first = steps[0].launches[0] if steps else 0
-    ran = m.trace.launches[first:]
+    m, steps = recorded.metrics, _steps(recorded)
 
-    def typical(of_step: Callable, of_all: float) -> float:
-        return statistics.median(map(of_step, steps)) if len(steps) > 2 else of_all / max(1, len(steps))
+    def typical(count: Callable) -> float:
+        counts = [count(*step) for step in steps]
+        return statistics.median(counts) if len(counts) > 2 else sum(counts) / len(counts)
 
     readers: dict[str, Callable[[], float | None]] = {
-        "launches": lambda: typical(lambda s: len(m.launches_in(s)), len(ran)),
+        "launches": lambda: typical(lambda ops, launches: len(launches)),
         "misses": lambda: sum(launch.cache != "hit" for launch in m.trace.launches),
-        "ops": lambda: typical(lambda s: len(m.ops_in(s)), len(m.trace.ops) - (steps[0].ops[0] if steps else 0)),
-        "bytes": lambda: typical(lambda s: sum(r.bytes for r in m.launches_in(s)), sum(r.bytes for r in ran)),
+        "ops": lambda: typical(lambda ops, launches: len(ops)),
+        "bytes": lambda: typical(lambda ops, launches: sum(launch.bytes for launch in launches)),
         "peak": lambda: max((live for _, live in m.trace.live), default=0),
         "flops": lambda: m.flops,
         "MFU": lambda: m.mfu,
         "time": lambda: m.step_split.total - m.step_split.compile,
     }
     return readers[kind]()
+
+
+def _steps(recorded: Profile) -> list[tuple[list, list]]:
+    """(ops, launches) of each step after the warm-up; what follows the last one is its own."""
+    m, trace = recorded.metrics, recorded.trace
+    calls = [step for step in m.steps if not step.warmup]
+    begin = calls[0].start_ns if calls else trace.start_ns
+    ends = [ns for ns in trace.steps if ns >= begin]
+    if len(ends) < 2 or len(calls) > 1:
+        ends = [step.end_ns for step in calls] or [trace.end_ns]
+
+    def parted(records) -> list[list]:
+        parts: list[list] = [[] for _ in ends]
+        for record in records:
+            if record.time_ns >= begin:
+                parts[min(bisect.bisect_left(ends, record.time_ns), len(ends) - 1)].append(record)
+        return parts
+
+    return list(zip(parted(trace.ops), parted(trace.launches)))
 
 
 def shown(source: Sequence[str], marked: int = 0) -> tuple[CodeLine, ...]:
