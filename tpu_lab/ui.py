@@ -27,6 +27,8 @@ class Picker(mo.ui.batch):
     picked is None.
     """
 
+    _value: Any  # marimo keeps the converted value here
+
     def __init__(self, profile, html: mo.Html, tables: dict[str, Any]) -> None:
         self._profile, self._page, self._tables = profile, html, tables
         super().__init__(html=html, elements=tables)

@@ -79,9 +79,9 @@ def listings(sides: Sequence[Sequence[Group]], records: Mapping[int, OpRecord], 
     for side, groups in enumerate(sides):
         for g in groups:
             for (file, line, back), ns in _spread(g, records).items():
-                at = (file, line)
-                ways = marks.setdefault(at, [_Marks() for _ in range(2 * len(sides))])
-                cost = costs.setdefault(at, [[0.0, 0.0] for _ in sides])
+                spot = (file, line)
+                ways = marks.setdefault(spot, [_Marks() for _ in range(2 * len(sides))])
+                cost = costs.setdefault(spot, [[0.0, 0.0] for _ in sides])
                 cost[side][back] += ns
                 held.setdefault(file, set()).add((side, g.letter))
                 if g.block == first or not first or not _alike(g.block, first):
