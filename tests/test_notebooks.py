@@ -1,6 +1,7 @@
 """The notebooks as programs: checked by marimo, run with small parameters, and again as the exported .ipynb twin."""
 
 import ast
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import nbformat
 import pytest
 import torch
 
-from tpu_lab.models import data, mingpt
+from tpu_lab.models import data, dlrm, mingpt
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
@@ -28,6 +29,20 @@ SMALL = {
         "steps": 12,
         "longer": 24,
         "letters": 20,
+    },
+    "dlrm": {
+        "device": "tpu",
+        "chip": "v6e",
+        "mode": "fused",
+        "batch": 64,
+        "width": 4,
+        "rows": 16,
+        "joined": False,
+        "steps": 5,
+        "rate": 1e-2,
+        "apart": 2,
+        "longer": 12,
+        "better": -1.0,
     },
 }
 
@@ -146,6 +161,51 @@ def test_mingpt_the_loss_stands_against_simpler_models(notebook):
     assert "3.00 nats a character after 3 steps" in html and 'role="img"' in html
     for words in ("guessing", "how often each", "and the one before"):
         assert f">{words}<" in html
+
+
+@pytest.fixture(scope="module")
+def small_dlrm(notebook):
+    _, definitions = notebook("dlrm").app.run(defs={"params": SMALL["dlrm"]})
+    return definitions
+
+
+def test_dlrm_a_lookup_moves_bytes_and_multiplies_nothing(notebook, small_dlrm):
+    split = notebook("dlrm").parts(small_dlrm["short"].profile)
+    assert split["lookups and their gradients"][0] == split["optimizer"][0] == 0 < split["matmuls"][0]
+    assert all(moved > 0 for _, moved in split.values())
+    trace = small_dlrm["short"].profile.trace
+    assert len(trace.launches) == 5 and not any(op.fallback for op in trace.ops)
+
+
+def test_dlrm_strict_mode_measures_each_op(small_dlrm):
+    rows = small_dlrm["strict"].profile.roofline.rows
+    assert {launch.mode for launch in small_dlrm["strict"].profile.trace.launches} == {"strict"}
+    assert rows.measured[:-1].any() and (rows.bound == "memory").any()
+    assert small_dlrm["strict"].losses == pytest.approx(small_dlrm["short"].losses[:2], rel=1e-5)
+
+
+def test_dlrm_the_auc_is_the_share_of_pairs_in_order(notebook):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(5, (60,), generator=generator).float()  # many are equal
+    late = torch.randint(2, (60,), generator=generator).float()
+    pairs = (scores[late > 0][:, None] - scores[late == 0][None, :]).sign() / 2 + 0.5
+    assert notebook("dlrm").auc(scores, late) == pytest.approx(pairs.mean().item())
+    assert notebook("dlrm").found(late, late, torch.tensor([0.0, 1.0])) == [1.0, 1.0]
+
+
+def test_dlrm_judges_the_held_out_flights(notebook, small_dlrm):
+    assert 0.67 < small_dlrm["to_beat"] < 0.70
+    assert 0.4 < small_dlrm["reached"] < 0.75 and small_dlrm["scores"].shape == (notebook("dlrm").UNSEEN,)
+
+
+def test_dlrm_one_table_for_all_names_gives_what_seven_give():
+    config = dlrm.Config.tiny()
+    seven, one = dlrm.Model(config), dlrm.Model(dataclasses.replace(config, joined=True))
+    state = {name: value for name, value in seven.state_dict().items() if not name.startswith("tables")}
+    one.load_state_dict({**state, "tables.0.weight": torch.cat([table.weight.detach() for table in seven.tables])})
+    _, *rest = dlrm.batch(config, 16)
+    torch.testing.assert_close(one(*rest), seven(*rest))
+    torch.testing.assert_close(one.to("tpu")(*(part.to("tpu") for part in rest)).cpu(), seven(*rest))
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -19,8 +19,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What is shown of each notebook: from one heading to another.
-PARTS = {"hello": (None, "What we saw"), "mingpt": ("Train, and look", "Let it write")}
-CARDS = {"hello": "The same four ops: 4 launches in strict mode, 1 in fused", "mingpt": "Train, and look"}
+PARTS = {
+    "hello": (None, "What we saw"),
+    "mingpt": ("Train, and look", "Let it write"),
+    "dlrm": ("Train a few steps, and look", "Each op under its roof"),
+}
+CARDS = {
+    "hello": "The same four ops: 4 launches in strict mode, 1 in fused",
+    "mingpt": "Train, and look",
+    "dlrm": "Train a few steps, and look",
+}
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
