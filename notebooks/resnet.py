@@ -1,0 +1,378 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["tpu-lab"]
+#
+# [tool.marimo.display]
+# theme = "system"
+#
+# [tool.marimo.opengraph]
+# title = "ResNet: where do fusions end?"
+# description = "A residual network reads handwritten digits. Which ops a compiler joins, why it stops, and what a TPU's tile wastes. About 10 minutes."
+# ///
+
+import marimo
+
+__generated_with = "0.25.2"
+app = marimo.App(width="full", app_title="ResNet: where do fusions end?")
+
+with app.setup:
+    import inspect
+
+    import marimo as mo
+    import torch
+
+    import tpu_lab
+    from tpu_lab.models import data, resnet
+    from tpu_lab.viz import ahead as made_ahead
+    from tpu_lab.viz import page
+
+    SPLIT = 4000  # digits to learn from; the other 1,000 are for the test
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md("""
+    # Where do fusions end?
+
+    **A compiler joins ops so that what one writes the next need not read from memory: where must it stop?**
+
+    A residual network learns to read handwritten digits. Its pattern is always the same: convolution, norm, relu.
+    You see which of them share a kernel on this machine and on a TPU v6e, and what a TPU's tile wastes.
+
+    You need nothing but this page, no TPU either. About 10 minutes.
+    """)
+    return
+
+
+@app.cell
+def _():
+    # What the controls start with. A test, or you, can put other values here.
+    params = {
+        "device": "tpu",
+        "chip": "v6e",
+        "channels": 8,
+        "batch": 32,
+        "steps": 8,
+        "epochs": 6,
+        "rate": 0.8,
+        "accuracy": 0.96,
+    }
+    return (params,)
+
+
+@app.cell
+def _():
+    images, labels = data.digits()
+    x = (images - images.mean()) / images.std()
+    return images, labels, x
+
+
+@app.cell(hide_code=True)
+def _(images, labels):
+    page.stack(
+        mo.md("## The digits"),
+        page.facts(
+            (f"{SPLIT:,}", "digits to learn from"), (f"{len(images) - SPLIT:,}", "to test"), ("28 × 28", "pixels")
+        ),
+        page.pictures([(1 - image, f"{label}") for image, label in zip(images[:14], labels[:14].tolist())], width=56),
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _():
+    mo.md(f"""
+    ## The block
+
+    This is all of it that matters here: convolutions, each with its norm, and a way around.
+
+    ```python
+{inspect.cleandoc(inspect.getsource(resnet.Block.forward)).replace(chr(10), chr(10) + "    ").join(["    ", ""])}
+    ```
+
+    A **norm** needs the mean over the whole batch, so no pixel can be normalised before every pixel is there. A
+    **relu** needs only its own pixel. Which of the three can share a kernel?
+    """)
+    return
+
+
+@app.function
+def train(model, optimizer, schedule, batches):
+    """The training loop of any PyTorch tutorial; it gives the loss of each step."""
+    for digits, truth in batches:
+        loss = resnet.loss(model, digits, truth)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        yield loss.item()
+
+
+@app.function
+def run(channels, batch, steps, rate, device, x, labels, title):
+    """Train a new model in fused mode: (model, the loss of each step)."""
+    torch.manual_seed(0)
+    model = resnet.Model(resnet.Config(width=channels)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, cycle_momentum=False)
+    order = torch.cat([torch.randperm(SPLIT) for _ in range(steps * batch // SPLIT + 1)])
+    batches = ((x[chosen].to(device), labels[chosen].to(device)) for chosen in order.split(batch)[:steps])
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        losses = mo.status.progress_bar(
+            train(model, optimizer, schedule, batches), total=steps, title=title, remove_on_exit=True
+        )
+        return model, list(losses)
+
+
+@app.cell(hide_code=True)
+def _(params):
+    def _slider(name, steps):
+        return mo.ui.slider(steps=sorted({*steps, params[name]}), value=params[name], debounce=True, show_value=True)
+
+    channels, batch = _slider("channels", [4, 8, 16, 32]), _slider("batch", [8, 16, 32, 64, 128])
+    earlier = []  # the profiles of the last two settings
+    page.stack(
+        mo.md("## Train a few steps, and look"),
+        page.panel(("channels of the first stage", channels), ("batch, digits a step", batch)),
+    )
+    return batch, channels, earlier
+
+
+@app.cell
+def _(batch, channels, earlier, labels, params, x):
+    with tpu_lab.profile(
+        name=f"ResNet C{channels.value} B{batch.value}",
+        flops=resnet.flops(resnet.Config(width=channels.value), batch.value),
+        mode="fused",
+    ) as profile:
+        model, first_losses = run(
+            channels.value, batch.value, params["steps"], params["rate"], params["device"], x, labels, "Training"
+        )
+    earlier[:] = [*earlier[-1:], profile]
+    return first_losses, model, profile
+
+
+@app.cell(hide_code=True)
+def _(earlier, profile):
+    _changed = page.heading(f"What changed: {earlier[0].diff(profile).title}") if len(earlier) == 2 else None
+    page.stack(_changed, profile.fusions)
+    return
+
+
+@app.cell(hide_code=True)
+def _(profile):
+    mo.accordion({"The whole report: time, every op, cache, memory, roofline": profile})
+    return
+
+
+@app.function(hide_code=True)
+def ends(rows):
+    """Where groups end: for each kind of reason how many groups, and the bytes that they write to memory there."""
+    kinds = {
+        "the next, or this one, is a matmul or convolution": "matmul",
+        "a kernel that the compiler has ready": "custom kernel",
+        "a sum over many values must be complete": "reduction|many times",
+        "several others read the result": "read by|reads it",
+        "it is a result of the program": "result of the program",
+    }
+    left, found = rows[rows.letter != ""], {}
+    for words, pattern in kinds.items():
+        hit = left.why.str.contains(pattern)
+        found[words], left = left[hit], left[~hit]
+    found["another reason"] = left
+    return found
+
+
+@app.function(hide_code=True)
+def with_company(rows):
+    """(convolution kernels that a norm, a relu or an addition shares; all convolution kernels)."""
+    some = rows[(rows.kind == "matmul") & rows.inside.str.contains("convolution")]
+    return int(some.inside.str.contains("norm|relu|add|threshold").sum()), len(some)
+
+
+@app.cell
+def _(params):
+    # Compiled ahead of time for the default settings; the button below does it for yours.
+    stored = made_ahead.of("resnet")
+    now = mo.ui.run_button(label=f"Compile this step for {params['chip']} here")
+    return now, stored
+
+
+@app.cell
+def _(now, params, profile, stored):
+    # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
+    groups, memory, how, refused = stored["groups"], stored["memory"], stored.words, ""
+    if now.value:
+        try:
+            _compiled = profile.on(params["chip"])
+            groups, memory, how = _compiled.fusions, _compiled.view, "compiled now, for the settings above"
+        except (tpu_lab.aot.CompileError, ValueError) as error:
+            refused = str(error)
+    return groups, how, memory, refused
+
+
+@app.cell(hide_code=True)
+def _(groups, how, now, params, profile, refused):
+    _tpu = groups.rows[~groups.rows.compiler.str.contains("CPU")]
+    _cpu = profile.fusions.rows
+    _both = [(words, here, there) for (words, here), there in zip(ends(_cpu).items(), ends(_tpu).values(), strict=True)]
+    page.stack(
+        mo.md(f"""
+        ## The same step on a TPU {params["chip"]}
+
+        XLA has another compiler for a TPU. It can put a norm's sums and a relu *into* the convolution's kernel, where
+        the value is still at hand. Nothing runs on a TPU here: it is {how}.
+        """),
+        now,
+        page.code(refused) if refused else None,
+        page.table(
+            [
+                {
+                    "where a group ends": words,
+                    "groups, CPU": f"{len(here)}",
+                    "MiB written": f"{here.bytes_out.sum() / 2**20:.1f}",
+                    f"groups, {params['chip']}": f"{len(there)}",
+                    "MiB written ": f"{there.bytes_out.sum() / 2**20:.1f}",
+                }
+                for words, here, there in _both
+                if len(here) + len(there)
+            ],
+            caption="Why fusion groups end, on the CPU and on the TPU",
+        ),
+        page.facts(
+            ("{} of {}".format(*with_company(_cpu)), "convolutions share a kernel with a norm or relu: CPU"),
+            ("{} of {}".format(*with_company(_tpu)), f"the same on {params['chip']}"),
+        ),
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(groups, memory, params, stored):
+    _batches = [row["batch"] for row in stored["padding"]]
+    _factors = [row["held"] / row["useful"] for row in stored["padding"]]
+    page.stack(
+        mo.md("""
+        ## What the tile wastes
+
+        A TPU keeps arrays in tiles of 8 × 128 values. For this network the compiler puts the **batch** along the 128
+        and the **channels** along the 8: a batch of 32 leaves three quarters of every tile empty.
+        """),
+        page.beside(
+            page.curve(
+                _factors,
+                f"A batch of {_batches[-1]} holds {_factors[-1]:.1f} times its bytes, one of {_batches[0]} {_factors[0]:.1f} times",
+                x="batch",
+                y="bytes held for each useful one",
+                levels=[(1, "no waste")],
+                at=_batches,
+            ),
+            mo.ui.tabs({f"Memory and padding on {params['chip']}": memory, "Groups on the source": groups}),
+        ),
+    )
+    return
+
+
+@app.function
+def ahead(params):
+    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
+    made = {}
+    for batch in sorted({8, 16, 32, 64, 128, params["batch"]}):
+        model = resnet.Model(resnet.Config(width=params["channels"])).to(params["device"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=params["rate"])
+        digits, truth = (part.to(params["device"]) for part in resnet.batch(model.config, batch))
+
+        def step(model=model, optimizer=optimizer, digits=digits, truth=truth):
+            resnet.loss(model, digits, truth).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        seen = tpu_lab.profile(step, warmup=1, mode="fused", name=f"ResNet C{params['channels']} B{batch}")
+        made[batch] = seen.on(params["chip"])
+    padding = [
+        {"batch": batch, "useful": int(own.logical.sum()), "held": int(own.held.sum())}
+        for batch, own in ((batch, c.rows[c.rows.owner == "activations"]) for batch, c in made.items())
+    ]
+    chosen = made[params["batch"]]
+    return {"groups": chosen.fusions, "memory": chosen.view, "padding": padding}
+
+
+@app.cell(hide_code=True)
+def _(params):
+    longer = mo.ui.run_button(label=f"Train {params['epochs']} times over the digits")
+    page.stack(mo.md("## Let it learn\n\nWith the controls above; wide networks take longest."), longer)
+    return (longer,)
+
+
+@app.function
+def read(model, x, device):
+    """The digits that the model sees in x."""
+    model.eval()
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE), torch.no_grad():
+        seen = torch.cat([model(part.to(device)).argmax(1).cpu() for part in x.split(250)])
+    model.train()
+    return seen
+
+
+@app.cell
+def _(batch, channels, labels, longer, params, x):
+    losses, seen = [], None
+    if longer.value or mo.app_meta().mode == "script":
+        _steps = max(4, params["epochs"] * SPLIT // batch.value)
+        _said = f"Training {_steps} steps"
+        _trained, losses = run(channels.value, batch.value, _steps, params["rate"], params["device"], x, labels, _said)
+        seen = read(_trained, x[SPLIT:], params["device"])
+    accuracy = None if seen is None else (seen == labels[SPLIT:]).float().mean().item()
+    return accuracy, losses, seen
+
+
+@app.cell(hide_code=True)
+def _(accuracy, images, labels, losses, seen):
+    mo.stop(seen is None)
+    _wrong = (seen != labels[SPLIT:]).nonzero().flatten().tolist()
+    page.beside(
+        page.curve(losses, f"{accuracy:.1%} of the {len(seen):,} digits it never saw are read right", y="loss, nats"),
+        page.stack(
+            page.heading(f"{len(_wrong)} it got wrong"),
+            page.pictures(
+                [(1 - images[SPLIT + i], f"{labels[SPLIT + i]}, read {seen[i]}") for i in _wrong[:21]], width=72
+            ),
+        ),
+        widths=(420, 520),
+    )
+    return
+
+
+@app.cell(hide_code=True)
+def _(accuracy, groups, params, profile):
+    _cpu, _tpu = profile.fusions.rows, groups.rows[~groups.rows.compiler.str.contains("CPU")]
+    _read = f"It reads {accuracy:.1%} of the test digits right." if accuracy else "The button trains it to 96%."
+    mo.md(f"""
+    ## What we saw
+
+    - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {len(_cpu)} groups on this machine.
+      Groups end where a value must be complete or is read in several places; relu and norm's last step join freely.
+    - {with_company(_cpu)[0]} of {with_company(_cpu)[1]} convolutions share a kernel here, and
+      {with_company(_tpu)[0]} of {with_company(_tpu)[1]} on {params["chip"]}.
+    - On {params["chip"]} the batch fills the tile's 128 lanes: a small batch wastes most of it.
+    - {_read}
+
+    Now try: a batch of 128, then compile for the TPU again. Which bytes are gone?
+    """)
+    return
+
+
+@app.cell
+def _(accuracy, first_losses, groups, params, profile, stored):
+    # What the text above claims, held.
+    assert len(first_losses) == params["steps"] and profile.trace.launches, "the steps ran on the device"
+    assert profile.fusions.rows.saved.sum() > 0, "fusing saves bytes"
+    _on_tpu = with_company(groups.rows[~groups.rows.compiler.str.contains("CPU")])
+    assert _on_tpu[0] / _on_tpu[1] > 0.5, "the TPU's compiler joins most convolutions with what follows"
+    assert stored["padding"][0]["held"] / stored["padding"][0]["useful"] > 4, "a small batch wastes most of the tile"
+    assert accuracy is None or accuracy >= params["accuracy"], "it learned to read"
+    return
+
+
+if __name__ == "__main__":
+    app.run()
