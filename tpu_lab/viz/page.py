@@ -46,11 +46,11 @@ def as_html(thing: Any) -> Markup:
     """The markup of whatever shows itself as HTML; other things as escaped text."""
     if isinstance(thing, Markup):
         return thing
+    if hasattr(thing, "_repr_html_"):  # before _mime_: marimo calls its markdown, made into HTML, text/markdown
+        return Markup(thing._repr_html_())
     if hasattr(thing, "_mime_"):
         kind, text = thing._mime_()
         return Markup(text) if kind == "text/html" else escape(text)
-    if hasattr(thing, "_repr_html_"):
-        return Markup(thing._repr_html_())
     return escape(thing)
 
 
