@@ -17,7 +17,9 @@ app = marimo.App(width="full", app_title="DLRM: why are embeddings slow?")
 
 with app.setup:
     import inspect
+    from collections import Counter
     from dataclasses import dataclass
+    from pathlib import Path
 
     import marimo as mo
     import torch
@@ -25,9 +27,13 @@ with app.setup:
 
     import tpu_lab
     from tpu_lab.models import data, dlrm
+    from tpu_lab.roofline import Roofline
+    from tpu_lab.targets import target
+    from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import number, page
 
     UNSEEN, PART = 65_536, 16_384  # flights held out, and how many of them are judged at a time
+    LOOKUPS, OPTIMIZER = "lookups and their gradients", "optimizer"
 
 
 @app.cell(hide_code=True)
@@ -52,14 +58,14 @@ def _():
         "device": "tpu",
         "chip": "v6e",
         "mode": "fused",
-        "batch": 2048,
-        "width": 16,
+        "batch": 512,
+        "width": 32,
         "rows": 10_000,
         "joined": False,
         "steps": 16,
         "rate": 3e-3,
         "apart": 6,
-        "longer": 200,
+        "longer": 400,
         "better": 0.03,
     }
     return (params,)
@@ -73,15 +79,6 @@ def _():
     measured = torch.cat([flights["dense"][:, :3], flights["weather"]], dim=1)
     names = [flights[name].view(len(late), -1) for name in dlrm.TABLES]
     return late, measured, names
-
-
-@app.function
-def auc(scores, late):
-    """How often a late flight has a higher score than one on time: 0.5 is guessing, 1 is knowing."""
-    _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (count.cumsum(0) - (count - 1) / 2).double()[place]  # equal scores share the mean of their ranks
-    positive = late.sum().double()
-    return ((ranks[late > 0].sum() - positive * (positive + 1) / 2) / (positive * (len(late) - positive))).item()
 
 
 @app.function
@@ -104,7 +101,7 @@ def logistic(measured, late):
 @app.cell
 def _(late, measured):
     baseline = logistic(measured, late)[-UNSEEN:]
-    to_beat = auc(baseline, late[-UNSEEN:])
+    to_beat = dlrm.auc(baseline, late[-UNSEEN:])
     return baseline, to_beat
 
 
@@ -167,35 +164,35 @@ class Run:
 
 
 @app.function
-def run(chosen, steps, params, columns, title, mode=None):
-    """Train a new model for `steps` steps with the settings in `chosen`, watched by a profile."""
-    mode, size = mode or chosen["mode"], chosen["batch"]
-    config = dlrm.Config(
-        width=chosen["width"], bottom=(64, 32), top=(64, 32), rows=chosen["rows"],
-        measures=columns[1].shape[1], joined=chosen["joined"],
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = dlrm.Model(config).to(params["device"])
-    called = torch.compile(model) if mode == "compile" else model
-    picks = torch.randint(len(columns[0]) - UNSEEN, (steps, size))
-    batches = ([part.to(params["device"]) for part in pick(columns, chosen, config)] for chosen in picks)
-    with tpu_lab.profile(
-        name=f"DLRM d{config.width} B{size}{' one table' if config.joined else ''}",
-        flops=dlrm.flops(config, size),
-        mode="fused" if mode == "compile" else mode,  # the model is compiled, the optimizer around it is fused
-    ) as profile:
-        losses = mo.status.progress_bar(
-            train(called, batches, params["rate"]), total=steps, title=title, remove_on_exit=True
-        )
-        losses = list(losses)
-    return Run(losses, model, profile)
-
-
-@app.function
 def pick(columns, chosen, config):
     """Some flights: late or not, what was measured, and the names, each within its table."""
     late, measured, *names = (column[chosen] for column in columns)
     return [late, measured, *(ids % rows for ids, rows in zip(names, config.heights, strict=True))]
+
+
+@app.function
+def config_of(chosen):
+    """The model's sizes; it sees three measures of the flight and six of the weather."""
+    return dlrm.Config(width=chosen["width"], rows=chosen["rows"], joined=chosen["joined"], measures=9)
+
+
+@app.function
+def run(chosen, steps, params, columns, title):
+    """Train a new model for `steps` steps with the settings in `chosen`, watched by a profile."""
+    config, size, mode = config_of(chosen), chosen["batch"], chosen["mode"]
+    torch.manual_seed(0)
+    model = dlrm.Model(config).to(params["device"])
+    called = torch.compile(model) if mode == "compile" else model
+    picks = torch.randint(len(columns[0]) - UNSEEN, (steps, size))
+    batches = ([part.to(params["device"]) for part in pick(columns, some, config)] for some in picks)
+    with tpu_lab.profile(
+        name=f"DLRM d{config.width} B{size}{', one table' if config.joined else ''}",
+        flops=dlrm.flops(config, size),
+        mode="fused" if mode == "compile" else mode,  # the model is compiled, the optimizer around it is fused
+    ) as profile:
+        training = train(called, batches, params["rate"])
+        losses = list(mo.status.progress_bar(training, total=steps, title=title, remove_on_exit=True))
+    return Run(losses, model, profile)
 
 
 @app.cell(hide_code=True)
@@ -206,7 +203,7 @@ def _(params):
     _tables = {"one for each kind of name": False, "one for all names": True}
     _named = {
         "mode": ("eager mode", mo.ui.dropdown(["strict", "debug", "fused", "compile"], value=params["mode"])),
-        "batch": ("batch, flights a step", _slider("batch", [256, 512, 1024, 2048, 4096, 8192])),
+        "batch": ("batch, flights a step", _slider("batch", [128, 256, 512, 1024, 2048, 4096])),
         "width": ("embedding width", _slider("width", [4, 8, 16, 32, 64, 128])),
         "rows": ("rows a table has at most", _slider("rows", [16, 64, 256, 1024, 10_000])),
         "joined": ("tables", mo.ui.dropdown(_tables, value=list(_tables)[params["joined"]])),
@@ -242,20 +239,8 @@ def _(earlier, short):
 
 @app.cell(hide_code=True)
 def _(short):
-    mo.accordion(
-        {
-            "The whole report": short.profile,
-            **{
-                f"{words}": mo.lazy(lambda name=name: short.profile.view(name))
-                for name, words in (
-                    ("ops", "Every op"),
-                    ("fusions", "Fusions"),
-                    ("cache", "Cache"),
-                    ("memory", "Memory"),
-                )
-            },
-        }
-    )
+    _others = ("ops", "fusions", "cache", "memory")
+    mo.accordion({"The whole report": short.profile, **{f"Its {name}": short.profile.view(name) for name in _others}})
     return
 
 
@@ -263,40 +248,51 @@ def _(short):
 def parts(profile):
     """FLOPs and bytes of a step by what they are for: {part: (FLOPs, bytes)}."""
     m = profile.metrics
-    found = dict.fromkeys(("lookups and their gradients", "optimizer", "matmuls", "all else"), (0.0, 0.0))
+    found = dict.fromkeys((LOOKUPS, OPTIMIZER, "matmuls", "all else"), (0.0, 0.0))
     for i in m.step_ops:
         op = m.trace.ops[i]
-        part = "optimizer" if op.phase == "optimizer" else "matmuls" if op.kind == "matmul" else "all else"
-        part = "lookups and their gradients" if "embedding" in op.name else part
+        part = OPTIMIZER if op.phase == "optimizer" else "matmuls" if op.kind == "matmul" else "all else"
+        part = LOOKUPS if "embedding" in op.name else part
         if op.kind != "view":
             found[part] = (found[part][0] + op.flops / m.n, found[part][1] + op.bytes / m.n)
     return found
 
 
-@app.cell(hide_code=True)
+@app.cell
 def _(short):
-    _parts = parts(short.profile)
-    _all = [sum(column) for column in zip(*_parts.values(), strict=True)]
+    split = parts(short.profile)
+    _flops, _bytes = (sum(column) for column in zip(*split.values(), strict=True))
+    shares = {part: (flops / _flops, moved / _bytes) for part, (flops, moved) in split.items()}
+    return shares, split
+
+
+@app.cell(hide_code=True)
+def _(shares, short, split):
+    _held = sum(table.weight.numel() for table in short.model.tables)
     page.stack(
         mo.md("""
         ## Where the bytes go
 
-        A lookup reads a row and writes it: **no arithmetic for the bytes it moves**. Its gradient is as large as the
-        whole table, though a batch touches few rows, and the optimizer reads and writes every row of it, four arrays
-        of that size. The matmuls do all the arithmetic and little of the moving.
+        A lookup reads a row and writes it: bytes, and **no arithmetic**. Its gradient is as large as the whole table,
+        though a batch touches few of its rows, and the optimizer reads and writes every row of it, with its two moments.
+        The matmuls do all the arithmetic and move little.
         """),
         page.table(
             [
                 {
                     "part of a step": part,
-                    "% of FLOPs": f"{100 * flops / _all[0]:.0f}",
-                    "% of bytes": f"{100 * moved / _all[1]:.0f}",
-                    "MB moved": f"{moved / 1e6:.2f}",
-                    "FLOP per byte": number.sig(flops / moved) if moved else "0",
+                    "FLOPs": f"{100 * shares[part][0]:.0f}%",
+                    "bytes": f"{100 * shares[part][1]:.0f}%",
+                    "MB moved": number.sig(moved / 1e6),
+                    "FLOP per byte": number.sig(flops / moved) if flops else "0",
                 }
-                for part, (flops, moved) in _parts.items()
+                for part, (flops, moved) in split.items()
             ],
             caption="FLOPs and bytes of a step by part",
+        ),
+        page.facts(
+            (f"{_held / sum(p.numel() for p in short.model.parameters()):.1%}", "of the parameters are in tables"),
+            (f"{shares[LOOKUPS][1] + shares[OPTIMIZER][1]:.0%}", "of the bytes move for them: lookups and optimizer"),
         ),
     )
     return
@@ -310,7 +306,7 @@ def _():
         ## Each op under its roof
 
         In fused mode a step is one launch, and nobody saw the single op. In **strict** mode each op is a launch, so
-        each has a time. The first time, some eighty programs are compiled: half a minute.
+        each has a time. The first time, some sixty programs are compiled for it.
         """),
         apart,
     )
@@ -321,9 +317,98 @@ def _():
 def _(apart, chosen, columns, params):
     strict = None
     if apart.value or mo.app_meta().mode == "script":
-        strict = run(chosen, params["apart"], params, columns, "Training op by op", mode="strict")
-    strict.profile.roofline if strict else None
+        strict = run({**chosen, "mode": "strict"}, params["apart"], params, columns, "Training op by op")
     return (strict,)
+
+
+@app.cell(hide_code=True)
+def _(strict):
+    mo.stop(strict is None)
+    _roofs = Roofline(strict.profile.metrics)
+    _lookup = next(p for p in _roofs.points if p.cost.name.startswith("tables") and p.cost.phase == "forward")
+    page.stack(
+        strict.profile.roofline,
+        page.facts(
+            (f"{number.sig(_lookup.intensity)} FLOP/B", "a lookup does"),
+            (f"{number.sig(_roofs.ridge)} FLOP/B", "it would need to keep the arithmetic busy: the ridge"),
+            (f"{100 * _lookup.possible / _roofs.peak:.2g}%", "of the peak is all that its roof allows"),
+        ),
+    )
+    return
+
+
+@app.cell
+def _(params):
+    # Compiled ahead of time for the default settings; the button does it for yours.
+    stored = made_ahead.read(Path(tpu_lab.__file__).parent.parent / "notebooks" / "precomputed" / "dlrm.json.gz")
+    here = mo.ui.run_button(label=f"Compile this step for {params['chip']} here")
+    return here, stored
+
+
+@app.cell
+def _(chosen, here, short, stored, params):
+    # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
+    on_tpu, figures, how, refused = stored["view"], stored["figures"], stored.words, ""
+    if here.value:
+        try:
+            _compiled = short.profile.on(params["chip"])
+            on_tpu, how = _compiled.view, "compiled now, for the settings above"
+            figures = [figure(_compiled, chosen["joined"])]
+        except (tpu_lab.aot.CompileError, ValueError) as error:
+            refused = str(error)
+    return figures, how, on_tpu, refused
+
+
+@app.cell(hide_code=True)
+def _(figures, here, how, on_tpu, params, refused):
+    _chip = target(params["chip"])
+    page.stack(
+        mo.md(f"""
+        ## The same step on a TPU {params["chip"]}
+
+        Its ridge lies at {_chip.flops / _chip.bandwidth:.0f} FLOP per byte: tables wait for memory all the more. With
+        **one table for all names** the compiler makes fewer gathers and scatters. And a looked-up row of 32 values lies in
+        a tile of 128, so most of it is padding. Nothing runs on a TPU here: it is {how}.
+        """),
+        here,
+        page.code(refused) if refused else None,
+        page.table(
+            [dict(zip(("tables", "gathers", "scatters", "HBM takes", "arithmetic takes"), row)) for row in figures],
+            caption="The step on the TPU, with seven tables and with one",
+        ),
+        on_tpu,
+    )
+    return
+
+
+@app.function
+def figure(compiled, joined):
+    """What XLA:TPU made of a step: tables, gathers, scatters, and the least time of HBM and of arithmetic."""
+    placed = [part.placed for part in compiled.parts if part.placed]
+    inside = Counter(i.opcode for p in placed for c in p.module.computations.values() for i in c.instructions)
+    least = [f"\u2265 {number.time(sum(p.bound_ns[k] for p in placed))}" for k in (0, 1)]
+    return ["one" if joined else "seven", inside["gather"], inside["scatter"], *least]
+
+
+@app.function
+def ahead(params):
+    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
+    made = {}
+    for joined in (False, True):
+        model = dlrm.Model(config_of({**params, "joined": joined})).to(params["device"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=params["rate"])
+        late, dense, *names = dlrm.batch(model.config, params["batch"])
+        measured = torch.zeros(len(late), 9)  # only shapes count
+        batch = [part.to(params["device"]) for part in (late, measured, *names)]
+
+        def step(model=model, optimizer=optimizer, batch=batch):
+            dlrm.loss(model, *batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        name = f"DLRM d{params['width']} B{params['batch']}{', one table' if joined else ''}"
+        made[joined] = tpu_lab.compile_for(step, chip=params["chip"], name=name)
+    return {"view": made[params["joined"]].view, "figures": [figure(c, joined) for joined, c in made.items()]}
 
 
 @app.cell(hide_code=True)
@@ -342,21 +427,14 @@ def judge(model, columns, device):
         return torch.cat([model(measured, *names).cpu() for _, measured, *names in seen])
 
 
-@app.function
-def found(scores, late, alarms):
-    """Of the late flights, the share found when this share of those on time is taken for late, too."""
-    ordered = late[scores.argsort(descending=True)].double()
-    hits, false = ordered.cumsum(0) / late.sum(), (1 - ordered).cumsum(0) / (1 - late).sum()
-    return hits[(torch.searchsorted(false, alarms.double(), right=True) - 1).clamp_min(0)].tolist()
-
-
 @app.cell
 def _(chosen, columns, late, more, params):
     longer, scores, reached = None, None, None
     if more.value or mo.app_meta().mode == "script":
-        longer = run(chosen, params["longer"], params, columns, f"Training {params['longer']} steps", mode="fused")
+        _said = f"Training {params['longer']} steps"
+        longer = run({**chosen, "mode": "fused"}, params["longer"], params, columns, _said)
         scores = judge(longer.model, columns, params["device"])
-        reached = auc(scores, late[-UNSEEN:])
+        reached = dlrm.auc(scores, late[-UNSEEN:])
     return longer, reached, scores
 
 
@@ -367,7 +445,7 @@ def _(baseline, late, longer, reached, scores, to_beat):
     _lines = {"DLRM": scores, "logistic": baseline}
     page.beside(
         page.curve(
-            {name: found(given, late[-UNSEEN:], _alarms) for name, given in _lines.items()},
+            {name: dlrm.roc(given, late[-UNSEEN:], _alarms) for name, given in _lines.items()},
             f"AUC {reached:.3f} on flights it never saw, {to_beat:.3f} by logistic regression",
             x="of the flights on time, taken for late", y="of the late flights, found", at=_alarms.tolist(),
         ),
@@ -378,29 +456,28 @@ def _(baseline, late, longer, reached, scores, to_beat):
 
 
 @app.cell(hide_code=True)
-def _(reached, short, to_beat):
-    _parts = parts(short.profile)
-    _moved = sum(moved for _, moved in _parts.values())
-    _share = sum(_parts[part][1] for part in ("lookups and their gradients", "optimizer")) / _moved
+def _(reached, shares, to_beat):
     _told = f"It ranks late flights with an AUC of {reached:.3f}." if reached else "The button trains it."
     mo.md(f"""
     ## What we saw
 
-    - Lookups, their gradients and the optimizer move {_share:.0%} of a step's bytes and do none of its matmuls.
-    - So embeddings wait for memory: no faster arithmetic helps, only fewer bytes.
+    - Lookups, their gradients and the optimizer move {shares[LOOKUPS][1] + shares[OPTIMIZER][1]:.0%} of a step's bytes
+      and do none of its matmuls. They wait for memory: faster arithmetic does not help, fewer bytes do.
+    - One table for all names gives the same model with fewer lookups.
     - {_told} A logistic regression that sees no names has {to_beat:.3f}.
 
-    Now try: 16 rows a table (what does a step save, what does the AUC lose?), or a width of 128.
+    Now try: 16 rows a table (which bytes are gone, what does the AUC lose?), or a batch of 4096: who moves most now?
     """)
     return
 
 
 @app.cell
-def _(params, reached, short, to_beat):
+def _(params, reached, short, split, stored, to_beat):
     # What the text above claims, held.
     assert len(short.losses) == params["steps"] and short.profile.trace.launches, "the steps ran on the device"
-    _lookups = parts(short.profile)["lookups and their gradients"]
-    assert _lookups[0] == 0 and _lookups[1] > 0, "a lookup moves bytes and multiplies nothing"
+    assert split[LOOKUPS][0] == 0 < split[LOOKUPS][1], "a lookup moves bytes and multiplies nothing"
+    _gathers = [gathers for _, gathers, *_ in stored["figures"]]
+    assert _gathers[0] > _gathers[1], "one table needs fewer gathers"
     assert reached is None or reached > to_beat + params["better"], "names help"
     return
 

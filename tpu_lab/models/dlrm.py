@@ -139,3 +139,18 @@ def flops(config: Config, size: int) -> int:
 
     dots = 2 * config.vectors**2 * config.width
     return 3 * size * (cost(config.bottom_sizes) + cost(config.top_sizes) + dots)
+
+
+def auc(scores: Tensor, late: Tensor) -> float:
+    """How often a late flight has a higher score than one on time: 0.5 is guessing, 1 is knowing."""
+    _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (count.cumsum(0) - (count - 1) / 2).double()[place]  # equal scores share the mean of their ranks
+    positive = late.sum().double()
+    return ((ranks[late > 0].sum() - positive * (positive + 1) / 2) / (positive * (len(late) - positive))).item()
+
+
+def roc(scores: Tensor, late: Tensor, alarms: Tensor) -> list[float]:
+    """Of the late flights, the share found when this share of those on time is taken for late, too."""
+    ordered = late[scores.argsort(descending=True)].double()
+    hits, false = ordered.cumsum(0) / late.sum(), (1 - ordered).cumsum(0) / (1 - late).sum()
+    return hits[(torch.searchsorted(false, alarms.double(), right=True) - 1).clamp_min(0)].tolist()
