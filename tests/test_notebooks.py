@@ -12,7 +12,8 @@ import nbformat
 import pytest
 import torch
 
-from tpu_lab.models import data, dlrm, mingpt
+from tpu_lab.models import data, dlrm, mingpt, unet
+from tpu_lab.viz import ahead
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
@@ -30,6 +31,16 @@ SMALL = {
         "longer": 24,
         "letters": 20,
     },
+    "resnet": {
+        "device": "tpu",
+        "chip": "v6e",
+        "channels": 4,
+        "batch": 64,
+        "steps": 6,
+        "epochs": 1,
+        "rate": 0.8,
+        "accuracy": 0.15,
+    },
     "dlrm": {
         "device": "tpu",
         "chip": "v6e",
@@ -43,6 +54,19 @@ SMALL = {
         "apart": 2,
         "longer": 12,
         "better": -1.0,
+    },
+    "unet": {
+        "device": "tpu",
+        "chip": "v6e",
+        "mode": "fused",
+        "sizes": 2,
+        "bucket": 32,
+        "width": 8,
+        "batch": 1,
+        "rate": 1e-2,
+        "image": 16,
+        "steps": 1,
+        "better": -20.0,
     },
 }
 
@@ -184,13 +208,13 @@ def test_dlrm_strict_mode_measures_each_op(small_dlrm):
     assert small_dlrm["strict"].losses == pytest.approx(small_dlrm["short"].losses[:2], rel=1e-5)
 
 
-def test_dlrm_the_auc_is_the_share_of_pairs_in_order(notebook):
+def test_dlrm_the_auc_is_the_share_of_pairs_in_order():
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(5, (60,), generator=generator).float()  # many are equal
     late = torch.randint(2, (60,), generator=generator).float()
     pairs = (scores[late > 0][:, None] - scores[late == 0][None, :]).sign() / 2 + 0.5
-    assert notebook("dlrm").auc(scores, late) == pytest.approx(pairs.mean().item())
-    assert notebook("dlrm").found(late, late, torch.tensor([0.0, 1.0])) == [1.0, 1.0]
+    assert dlrm.auc(scores, late) == pytest.approx(pairs.mean().item())
+    assert dlrm.roc(late, late, torch.tensor([0.0, 1.0])) == [1.0, 1.0]
 
 
 def test_dlrm_judges_the_held_out_flights(notebook, small_dlrm):
@@ -206,6 +230,72 @@ def test_dlrm_one_table_for_all_names_gives_what_seven_give():
     _, *rest = dlrm.batch(config, 16)
     torch.testing.assert_close(one(*rest), seven(*rest))
     torch.testing.assert_close(one.to("tpu")(*(part.to("tpu") for part in rest)).cpu(), seven(*rest))
+
+
+def test_resnet_learns_and_shows_where_fusions_end(notebook):
+    module = notebook("resnet")
+    _, definitions = module.app.run(defs={"params": SMALL["resnet"]})
+    profile, rows = definitions["profile"], definitions["profile"].fusions.rows
+    assert definitions["accuracy"] > 0.15 and len(definitions["losses"]) == 62
+    assert [launch.cache for launch in profile.trace.launches[-4:]] == ["hit"] * 4, "one program for all steps"
+    assert not any(op.fallback for op in profile.trace.ops)
+    ends = module.ends(rows)
+    assert sum(map(len, ends.values())) == (rows.letter != "").sum(), "each group has one reason"
+    assert ends["another reason"].empty
+    alone, convolutions = module.with_company(rows)
+    assert alone < convolutions >= 9, "on the CPU a convolution is a kernel of its own"
+
+
+def test_resnet_on_a_tpu_joins_norms_and_fills_the_lanes_with_the_batch(notebook):
+    module, stored = notebook("resnet"), ahead.of("resnet")
+    groups = stored["groups"].rows
+    joined, convolutions = module.with_company(groups[~groups.compiler.str.contains("CPU")])
+    assert joined > convolutions / 2
+    factors = [row["held"] / row["useful"] for row in stored["padding"]]
+    assert factors == sorted(factors, reverse=True) and factors[0] > 8 and factors[-1] < 1.1
+
+
+@pytest.fixture(scope="module")
+def small_unet(notebook):
+    _, definitions = notebook("unet").app.run(defs={"params": SMALL["unet"]})
+    return definitions
+
+
+def test_unet_each_size_is_a_program_and_padding_makes_them_one(notebook, small_unet):
+    plain, bucketed = small_unet["plain"], small_unet["bucketed"]
+    assert [launch.cache == "hit" for launch in plain.trace.launches] == [False, False, True, True]
+    assert [launch.cache == "hit" for launch in bucketed.trace.launches] == [False, True, True, True]
+    assert notebook("unet").programs(plain) == 2 and notebook("unet").programs(bucketed) == 1
+    first, second = (compile.why for compile in plain.trace.compiles)
+    assert "f32[1,3,72,90], was f32[1,3,66,96]" in second and "was" not in first
+
+
+def test_unet_padding_hardly_changes_a_picture(small_unet):
+    for own, padded in zip(small_unet["plain_results"], small_unet["bucketed_results"], strict=True):
+        assert own.shape == padded.shape
+        torch.testing.assert_close(own, padded, atol=0.05, rtol=0)
+
+
+def test_unet_pads_with_what_is_there(notebook):
+    picture = torch.arange(12.0).reshape(1, 1, 3, 4)
+    grown = notebook("unet").padded(picture, 5)
+    assert grown.shape == (1, 1, 5, 5) and torch.equal(grown[..., :3, :4], picture)
+    assert grown[0, 0, 0].tolist() == [0, 1, 2, 3, 2] and grown[0, 0, :, 0].tolist() == [0, 4, 8, 4, 0]
+    assert torch.equal(notebook("unet").padded(picture[..., :2], 1), picture[..., :2])
+
+
+def test_unet_learns_and_is_judged_against_filters(notebook):
+    module, config = notebook("unet"), unet.Config.tiny()
+    model, losses, _ = module.train(config, 40, 1e-2, "cpu")
+    assert sum(losses[-5:]) / 5 < 0.7 < losses[0]
+    clean = data.photographs()[module.HELD_OUT][:, 10:58, 140:188]
+    noisy = clean + module.NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        restored = module.denoise(model, noisy[None], 2, "cpu")[0]
+    worst = module.psnr(noisy, clean)
+    assert worst == pytest.approx(20, abs=0.5) and module.psnr(restored, clean) > worst + 1
+    for picture in module.filtered(noisy, clean).values():
+        assert picture.shape == clean.shape and module.psnr(picture, clean) > worst + 3
 
 
 @pytest.mark.parametrize("name", SMALL)

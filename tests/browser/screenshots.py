@@ -23,11 +23,13 @@ PARTS = {
     "hello": (None, "What we saw"),
     "mingpt": ("Train, and look", "Let it write"),
     "dlrm": ("Train a few steps, and look", "Each op under its roof"),
+    "unet": ("Photographs come in many sizes", "The same programs on a TPU v6e"),
 }
 CARDS = {
     "hello": "The same four ops: 4 launches in strict mode, 1 in fused",
     "mingpt": "Train, and look",
     "dlrm": "Train a few steps, and look",
+    "unet": "Photographs come in many sizes",
 }
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -6,6 +6,7 @@ norm, SiLU, convolution, with a way around) are those of Ho et al. 2020 (arXiv 2
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -115,16 +116,18 @@ class Model(nn.Module):
         return self.last(F.silu(self.norm(x)))
 
 
-def batch(config: Config, size: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+def batch(
+    config: Config, size: int = 4, seed: int = 0, photographs: Sequence[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Random squares of the photographs with noise on them, and that noise: both f32[size,channels,image,image].
 
-    The images are centred (0..1 less 0.5). The noise is standard normal, and `config.noise` times it was added.
+    photographs: each f32[3,height,width] in 0..1; all of `data.photographs()` when left out. The images are centred (0..1 less 0.5). The noise is standard normal, and `config.noise` times it was added.
     ValueError unless `config.channels` is 3.
     """
     if config.channels != 3:
         raise ValueError(f"the photographs have 3 channels, not {config.channels}")
     generator = torch.Generator().manual_seed(seed)
-    photographs = data.photographs()
+    photographs = photographs or data.photographs()
 
     def pick(end: int) -> int:
         return int(torch.randint(end, (), generator=generator))
