@@ -20,12 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What is shown of each notebook: from one heading to another.
 PARTS = {
+    "resnet": ("Train a few steps, and look", "Let it learn"),
     "hello": (None, "What we saw"),
     "mingpt": ("Train, and look", "Let it write"),
     "dlrm": ("Train a few steps, and look", "Each op under its roof"),
     "unet": ("Photographs come in many sizes", "The same programs on a TPU v6e"),
 }
 CARDS = {
+    "resnet": "What the tile wastes",
     "hello": "The same four ops: 4 launches in strict mode, 1 in fused",
     "mingpt": "Train, and look",
     "dlrm": "Train a few steps, and look",
