@@ -32,6 +32,7 @@ with app.setup:
     from tpu_lab.viz import number, page
 
     UNSEEN, PART = 65_536, 16_384  # flights held out, and how many of them are judged at a time
+    AT_ONCE = ("script", None)  # where no button can be pressed: as a script, and outside marimo
     LOOKUPS, OPTIMIZER = "lookups and their gradients", "optimizer"
 
 
@@ -274,7 +275,7 @@ def _(shares, short, split):
 
         A lookup reads a row and writes it: bytes, and **no arithmetic**. Its gradient is as large as the whole table,
         though a batch touches few of its rows, and the optimizer reads and writes every row of it, with its two moments.
-        The matmuls do all the arithmetic and move little.
+        The matmuls do all the arithmetic.
         """),
         page.table(
             [
@@ -315,24 +316,29 @@ def _():
 @app.cell
 def _(apart, chosen, columns, params):
     strict = None
-    if apart.value or mo.app_meta().mode == "script":
+    if apart.value or mo.app_meta().mode in AT_ONCE:
         strict = run({**chosen, "mode": "strict"}, params["apart"], params, columns, "Training op by op")
     return (strict,)
 
 
-@app.cell(hide_code=True)
-def _(strict):
-    mo.stop(strict is None)
-    _roofs = Roofline(strict.profile.metrics)
-    _lookup = next(p for p in _roofs.points if p.cost.name.startswith("tables") and p.cost.phase == "forward")
-    page.stack(
-        strict.profile.roofline,
+@app.function(hide_code=True)
+def under_roofs(profile):
+    """The roofline of a profile, and what it allows a lookup."""
+    roofs = Roofline(profile.metrics)
+    lookup = next(p for p in roofs.points if p.cost.name.startswith("tables") and p.cost.phase == "forward")
+    return page.stack(
+        profile.roofline,
         page.facts(
-            (f"{number.sig(_lookup.intensity)} FLOP/B", "a lookup does"),
-            (f"{number.sig(_roofs.ridge)} FLOP/B", "it would need to keep the arithmetic busy: the ridge"),
-            (f"{100 * _lookup.possible / _roofs.peak:.2g}%", "of the peak is all that its roof allows"),
+            (f"{number.sig(lookup.intensity)} FLOP/B", "a lookup does"),
+            (f"{number.sig(roofs.ridge)} FLOP/B", "it would need to keep the arithmetic busy: the ridge"),
+            (f"{100 * lookup.possible / roofs.peak:.2g}%", "of the peak is all that its roof allows"),
         ),
     )
+
+
+@app.cell(hide_code=True)
+def _(strict):
+    under_roofs(strict.profile) if strict else None
     return
 
 
@@ -429,7 +435,7 @@ def judge(model, columns, device):
 @app.cell
 def _(chosen, columns, late, more, params):
     longer, scores, reached = None, None, None
-    if more.value or mo.app_meta().mode == "script":
+    if more.value or mo.app_meta().mode in AT_ONCE:
         _said = f"Training {params['longer']} steps"
         longer = run({**chosen, "mode": "fused"}, params["longer"], params, columns, _said)
         scores = judge(longer.model, columns, params["device"])
@@ -437,20 +443,32 @@ def _(chosen, columns, late, more, params):
     return longer, reached, scores
 
 
-@app.cell(hide_code=True)
-def _(baseline, late, longer, reached, scores, to_beat):
-    mo.stop(longer is None)
-    _alarms = torch.linspace(0, 1, 51)
-    _lines = {"DLRM": scores, "logistic": baseline}
-    page.beside(
+@app.function(hide_code=True)
+def judged(scores, baseline, late, losses):
+    """Both models' finds against false alarms, and the loss of the training."""
+    alarms, window = torch.linspace(0, 1, 51), min(20, len(losses))
+    smooth = torch.tensor(losses).unfold(0, window, 1).mean(1).tolist()
+    return page.beside(
         page.curve(
-            {name: dlrm.roc(given, late[-UNSEEN:], _alarms) for name, given in _lines.items()},
-            f"AUC {reached:.3f} on flights it never saw, {to_beat:.3f} by logistic regression",
-            x="of the flights on time, taken for late", y="of the late flights, found", at=_alarms.tolist(),
+            {"DLRM": dlrm.roc(scores, late, alarms), "logistic": dlrm.roc(baseline, late, alarms)},
+            f"AUC {dlrm.auc(scores, late):.3f} on flights it never saw, {dlrm.auc(baseline, late):.3f} by logistic regression",
+            x="of the flights on time, taken for late",
+            y="of the late flights, found",
+            at=alarms.tolist(),
         ),
-        page.curve(longer.losses, f"{longer.losses[-1]:.3f} nats after {len(longer.losses)} steps", y="loss, nats a flight"),
+        page.curve(
+            smooth,
+            f"{smooth[-1]:.2f} nats a flight after {len(losses)} steps, {losses[0]:.2f} at first",
+            y=f"loss, mean of {window} steps",
+            at=range(window, len(losses) + 1),
+        ),
         widths=(480, 480),
-    )  # fmt: skip
+    )
+
+
+@app.cell(hide_code=True)
+def _(baseline, late, longer, scores):
+    judged(scores, baseline, late[-UNSEEN:], longer.losses) if longer else None
     return
 
 
@@ -461,7 +479,7 @@ def _(reached, shares, to_beat):
     ## What we saw
 
     - Lookups, their gradients and the optimizer move {shares[LOOKUPS][1] + shares[OPTIMIZER][1]:.0%} of a step's bytes
-      and do none of its matmuls. They wait for memory: faster arithmetic does not help, fewer bytes do.
+      and do none of its matmuls. Their roof is the memory's: faster arithmetic cannot help, fewer bytes can.
     - One table for all names gives the same model with fewer lookups.
     - {_told} A logistic regression that sees no names has {to_beat:.3f}.
 

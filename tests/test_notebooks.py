@@ -47,7 +47,7 @@ SMALL = {
         "mode": "fused",
         "batch": 64,
         "width": 4,
-        "rows": 16,
+        "rows": 7,
         "joined": False,
         "steps": 5,
         "rate": 1e-2,
