@@ -17,6 +17,7 @@ app = marimo.App(width="full", app_title="ResNet: where do fusions end?")
 
 with app.setup:
     import inspect
+    import textwrap
 
     import marimo as mo
     import torch
@@ -81,18 +82,18 @@ def _(images, labels):
 
 @app.cell(hide_code=True)
 def _():
-    mo.md(f"""
-    ## The block
+    page.stack(
+        mo.md("""
+        ## The block
 
-    This is all of it that matters here: convolutions, each with its norm, and a way around.
-
-    ```python
-{inspect.cleandoc(inspect.getsource(resnet.Block.forward)).replace(chr(10), chr(10) + "    ").join(["    ", ""])}
-    ```
-
-    A **norm** needs the mean over the whole batch, so no pixel can be normalised before every pixel is there. A
-    **relu** needs only its own pixel. Which of the three can share a kernel?
-    """)
+        This is all of it that matters here: convolutions, each with its norm, and a way around.
+        """),
+        page.code(textwrap.dedent(inspect.getsource(resnet.Block.forward))),
+        mo.md("""
+        A **norm** needs the mean over the whole batch, so no pixel can be normalised before every pixel is there. A
+        **relu** needs only its own pixel. Which of the three can share a kernel?
+        """),
+    )
     return
 
 
@@ -261,7 +262,7 @@ def _(groups, memory, params, stored):
         page.beside(
             page.curve(
                 _factors,
-                f"A batch of {_batches[-1]} holds {_factors[-1]:.1f} times its bytes, one of {_batches[0]} {_factors[0]:.1f} times",
+                f"A batch of {_batches[0]} holds {_factors[0]:.1f} times its bytes, one of {_batches[-1]} {_factors[-1]:.1f} times",
                 x="batch",
                 y="bytes held for each useful one",
                 levels=[(1, "no waste")],
@@ -350,7 +351,7 @@ def _(accuracy, groups, params, profile):
     mo.md(f"""
     ## What we saw
 
-    - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {len(_cpu)} groups on this machine.
+    - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {(_cpu.ops.str.len() > 0).sum()} groups on this machine.
       Groups end where a value must be complete or is read in several places; relu and norm's last step join freely.
     - {with_company(_cpu)[0]} of {with_company(_cpu)[1]} convolutions share a kernel here, and
       {with_company(_tpu)[0]} of {with_company(_tpu)[1]} on {params["chip"]}.
