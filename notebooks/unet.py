@@ -17,6 +17,7 @@ app = marimo.App(width="full", app_title="A UNet and too many sizes")
 
 with app.setup:
     import time
+    from pathlib import Path
 
     import marimo as mo
     import torch
@@ -25,6 +26,7 @@ with app.setup:
 
     import tpu_lab
     from tpu_lab.models import data, unet
+    from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
 
     NOISE = 0.1  # standard deviation, where black is 0 and white is 1
@@ -160,7 +162,11 @@ def _(plain, requests):
     _sizes = " · ".join(f"{x.shape[-2]} × {x.shape[-1]}" for x in requests)
     page.stack(
         page.heading(f"{len(requests)} sizes, {programs(plain)} programs, {compiling(plain):.1f} s to make them"),
-        mo.md(f"{_sizes}. The ledger says for each miss (✗) what was different from the closest earlier program."),
+        mo.md(
+            f"{_sizes}. "
+            "Each of these programs was compiled (✗) or, if an earlier session had made it, read back from disk (D). The "
+            "ledger says what was different from the closest earlier one."
+        ),
         plain.cache,
     )
     return
@@ -210,24 +216,35 @@ def _(bucket, bucketed, earlier, plain, requests):
 
 @app.cell
 def _(params):
+    # Compiled ahead of time for the default settings; the button does it for yours.
+    stored = made_ahead.read(Path(tpu_lab.__file__).parent.parent / "notebooks" / "precomputed" / "unet.json.gz")
     now = mo.ui.run_button(label=f"Compile the padded sizes for {params['chip']} here")
-    return (now,)
+    return now, stored
 
 
 @app.cell(hide_code=True)
-def _(bucketed, now, params):
-    # Without libtpu there is no compiler for a TPU: then this says so.
+def _(bucketed, now, params, stored):
+    # Without libtpu there is no compiler for a TPU: then the view says so.
     page.stack(
         mo.md(f"""
         ## The same programs on a TPU {params["chip"]}
 
-        The TPU's compiler takes longer than this processor's, and for it, too, each size is a program of its own.
-        Nothing runs on a TPU: the programs are compiled ahead of time, which needs libtpu.
+        For the TPU's compiler, too, each size is a program of its own. Nothing runs on a TPU here: it is
+        {"compiled now, for the settings above" if now.value else stored.words}.
         """),
         now,
-        bucketed.chip_view(params["chip"]) if now.value else None,
+        bucketed.chip_view(params["chip"]) if now.value else stored["padded"],
     )
     return
+
+
+@app.function
+def ahead(params):
+    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
+    model = unet.Model(unet.Config(width=params["width"], levels=(1, 2), groups=4)).to(params["device"])
+    sizes = [torch.zeros(params["batch"], 3, *size) for size in SIZES[: params["sizes"]]]
+    profile, _ = serve(model, sizes, params["bucket"], params["mode"], params["device"])
+    return {"padded": profile.on(params["chip"])}
 
 
 @app.cell(hide_code=True)
@@ -332,7 +349,7 @@ def _(bucket, bucketed, classical, clean, plain, requests, restored):
 
     - A program is made for shapes. {len(requests)} sizes needed {programs(plain)} programs; the second time around all
       were hits.
-    - Each miss has a reason: which input changed, from which size to which.
+    - Each program has a reason: which input changed, from which size to which.
     - Padded to multiples of {bucket.value}, the same photographs needed {programs(bucketed)}.
     - {_made}
 
