@@ -1,6 +1,7 @@
 """The tutorials: checked by marimo; as shipped they hint and never raise; with the answers put in, every check ticks."""
 
 import ast
+import functools
 import importlib.util
 import subprocess
 import sys
@@ -15,6 +16,7 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 names = pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 
 
+@functools.cache
 def load(path):
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -80,9 +82,10 @@ def test_the_answers_tick_everything(path):
 
 
 @names
-@pytest.mark.parametrize("wrong", [0, "no", broken], ids=["a number", "a text", "an error"])
-def test_a_wrong_answer_is_told_so_and_gives_a_hint(path, wrong):
-    _, definitions = load(path).app.run(defs=dict.fromkeys(answers(path), wrong))
+@pytest.mark.parametrize(("value", "function"), [(-1, broken), ("no", 5)], ids=["errors", "other kinds"])
+def test_a_wrong_answer_is_told_so_and_gives_a_hint(path, value, function):
+    wrong = {name: function if callable(answer) else value for name, answer in answers(path).items()}
+    _, definitions = load(path).app.run(defs=wrong)
     single, _ = checks(definitions)
     for view in single:
         assert view.state == "fail" and view.hint(1) == view.outcomes[0].hints[0], f"\n{view}"
@@ -99,3 +102,23 @@ def test_the_learners_file_holds_no_answer(path):
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in answers(path)]
     for function in functions:
         assert set(map(str.strip, ast.get_source_segment(solution, function).splitlines())) - given, function.name
+
+
+def test_an_early_look_in_a_step_is_found_with_its_line():
+    def train(model, opt, batches):
+        losses = []
+        for x, y in batches:
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            opt.step()
+            opt.zero_grad()
+        return losses
+
+    path = ROOT / "tutorials" / "03_three_modes.py"
+    _, definitions = load(path).app.run(defs={**answers(path), "train": train})
+    (outcome,) = definitions["without_flush"].outcomes
+    assert outcome.state == "fail" and "`losses.append(loss.item())` flushes the graph" in outcome.rest
+    (marked,) = [line for line in outcome.code if line.marked]
+    assert marked.before.strip() == "losses.append(loss.item())"
+    assert [(score.name, score.yours) for score in outcome.scores] == [("launches", 2), ("misses", 3)]

@@ -213,7 +213,7 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
     """One figure of a profile, a step; misses: programs that were not in memory, in all. Time is without compiling.
 
     From three steps on it is the median step's, as the first one sets things up and the last may leave work undone; of
-    fewer steps the mean, of a block without steps the whole. Steps are an optimizer's where it made several, else calls.
+    fewer steps the mean, of a block without steps the whole; FLOPs are the mean of all. Steps are an optimizer's where it made several, else calls.
     """
     if not isinstance(recorded, Profile):
         return None
@@ -229,11 +229,17 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
         "ops": lambda: typical(lambda ops, launches: len(ops)),
         "bytes": lambda: typical(lambda ops, launches: sum(launch.bytes for launch in launches)),
         "peak": lambda: max((live for _, live in m.trace.live), default=0),
-        "flops": lambda: m.flops,
+        "flops": lambda: sum(map(_work, steps)) / len(steps),
         "MFU": lambda: m.mfu,
         "time": lambda: m.step_split.total - m.step_split.compile,
     }
     return readers[kind]()
+
+
+def _work(step: tuple[list, list]) -> float:
+    """Model FLOPs of a step: its matmuls, as in Metrics.flops; of compiled graphs, which have no ops, the launches'."""
+    ops, launches = step
+    return sum(op.flops for op in ops if op.kind == "matmul" and not op.recomputed) or sum(r.flops for r in launches)
 
 
 def _steps(recorded: Profile) -> list[tuple[list, list]]:

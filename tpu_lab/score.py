@@ -147,4 +147,4 @@ class Tally:
             return f"{self.title}: no check yet"
         if self.passed == n:
             return f"{self.title}: all {n} checks tick" if n > 1 else f"{self.title}: the check ticks"
-        return f"{self.title}: {self.passed} of {number.plural(n, 'check')} tick"
+        return f"{self.title}: {self.passed} of {n} checks tick"

@@ -20,8 +20,8 @@ with app.setup:
     import torch
 
     import tpu_lab
-    from tpu_lab import check
 
+    check = tpu_lab.check
     sheet = check.Sheet("01", "Your first tensor")
 
 
@@ -262,7 +262,11 @@ def _(gradient):
             return None
         ratio = (got / expected).mean().item()
         same = torch.allclose(got, expected * ratio, rtol=1e-3)
-        return f"the gradient is {ratio:.3g} times what it should be." if same else "the gradient differs from the one by hand."
+        return (
+            f"the gradient is {ratio:.3g} times what it should be."
+            if same
+            else "the gradient differs from the one by hand."
+        )
 
     tried_gradient = check.attempt(gradient, *_there)
     by_gradient = sheet.do(

@@ -223,7 +223,10 @@ def _(both_work, x):
         title="what you got for nothing",
         name="both_work",
         right="You wrote what is computed; where it is written and in which dtype follow from the schema.",
-        hints=("read the two sentences above once more: does either name an exception?", "nothing is left to do by hand."),
+        hints=(
+            "read the two sentences above once more: does either name an exception?",
+            "nothing is left to do by hand.",
+        ),
     )
     for_nothing
     return (for_nothing,)
@@ -241,7 +244,7 @@ def _():
 
     What is no tensor reaches a lowering as it is: `n` is a Python number, and a plain `for` is unrolled into the program.
 
-    Do: the loop's body. `last` is Lₖ₋₁ and `this` is Lₖ.
+    Do: what is missing. `last` is Lₖ₋₁ and `this` is Lₖ.
     """)
     return
 
@@ -251,7 +254,7 @@ def _():
     def laguerre(x, n):
         last, this = jnp.ones_like(x), 1 - x
         for k in range(1, n):
-            last, this = ...  # yours
+            last, this = this, (... - k * last) / (k + 1)  # yours
         return this
 
     return (laguerre,)
@@ -287,11 +290,11 @@ def _(laguerre):
         par={"launches": 1, "misses": 1},
         right="The loop is gone.",
         why="It ran once, while the program was made. Another `n` would be another program: a miss.",
-        todo="Two values, with a comma between them.",
+        todo="One expression is enough.",
         hints=(
-            "what is `last` in the next round? It has a name already.",
-            "solve the equation for Lₖ₊₁: divide by `k + 1`.",
-            "`last, this = this, (...) / (k + 1)`.",
+            "solve the equation for Lₖ₊₁: what stands over `k + 1`?",
+            "on the right of the equation, write `this` for Lₖ and `last` for Lₖ₋₁.",
+            "mind the brackets: `2 * k + 1 - x` is one factor.",
         ),
     )
     with_arguments

@@ -21,8 +21,8 @@ with app.setup:
     from torch import nn
 
     import tpu_lab
-    from tpu_lab import check
 
+    check = tpu_lab.check
     sheet = check.Sheet("03", "One launch a step")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from tpu_lab.score import Outcome, Score, Tally
-from tpu_lab.viz import number
+from tpu_lab.viz import number, theme
 from tpu_lab.viz.view import View, template
 
 GLYPH = {"pass": "\u2713", "fail": "\u2717", "open": "\u25cb"}
@@ -40,7 +40,7 @@ class Checked(View):
 
 def draw(outcome: Outcome) -> Checked:
     """One check."""
-    title = f"{outcome.heading}: {SAID[outcome.state]}"
+    title = theme.clean(f"{outcome.heading}: {SAID[outcome.state]}")
     view = Checked(
         "check",
         title,
