@@ -258,7 +258,7 @@ def test_ctrl_c_in_the_middle_of_steps_loses_nothing():
         timeout=240,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["30", "True"]
+    assert done.stdout.split() == ["30", "True"], done.stderr[-2000:]
 
 
 WAITING = """

@@ -121,3 +121,6 @@ def _deliver() -> None:
         if kind.delivered == before and isinstance(signal.getsignal(signal.SIGINT), Gate):
             Gate.direct = plain()
             signal.pthread_kill(_main.ident, signal.SIGINT)
+            while Gate.direct is not None and kind.delivered == before:
+                time.sleep(0.001)
+            Gate.direct = None  # the first one came through after all: the next Ctrl-C may not be raised just anywhere
