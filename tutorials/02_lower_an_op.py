@@ -49,7 +49,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def wave(x):
     """Three ops. The middle one, the spherical Bessel function j0(v) = sin(v) / v, has no lowering."""
     y = x * 2
@@ -62,8 +62,14 @@ def _():
     mo.md("""
     ## 2.1 · Where it is cut
 
-    The function above has three ops. In fused mode ops wait and then run together, in one **launch**. But the op in the
-    middle needs its input on the CPU.
+    ```python
+    y = x * 2
+    y = torch.special.spherical_bessel_j0(y)
+    return y + 1
+    ```
+
+    Call these three ops `wave(x)`. In fused mode ops wait and then run together, in one **launch**. But the op in the
+    middle has no lowering: it needs its input on the CPU.
 
     Predict: how many launches on the device does `wave(x)` take?
     """)

@@ -296,7 +296,7 @@ def _(train):
         late = [op for op in trace.ops if op.launch is not None and op.phase == "optimizer"]
         n = len(late) // len(trace.steps)
         return check.Disagree(
-            f"`{early[1].code}` flushes the graph in each step, before the optimizer's {n} ops are recorded.",
+            f"`{early[1].code.partition('  #')[0]}` flushes the graph in each step, before the optimizer's {n} ops are recorded.",
             at=early[1],
             record=f"p.trace.launches[{early[1].index}]",
         )
