@@ -32,8 +32,9 @@ help:
 lab: $(VENV)/.lab-installed
 	@exec $(BIN)/tpu-lab open $(OPEN_FLAGS)
 
+# Two workers, a file to each: a file's fixtures are made once.
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
