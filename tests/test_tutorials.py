@@ -78,6 +78,7 @@ def test_the_answers_tick_everything(path):
     single, sheet = checks(definitions)
     for view in single:
         assert view.passed, f"\n{view}"
+        assert all(score.gain == 0 for score in view.outcomes[0].scores if score.decides), "par is what the answers reach"
     assert sheet.passed and "all" in sheet.title
 
 

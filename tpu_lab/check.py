@@ -220,7 +220,7 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
     m, steps = recorded.metrics, _steps(recorded)
 
     def typical(count: Callable) -> float:
-        counts = [count(*step) for step in steps]
+        counts = [count(ops, launches) for ops, launches, _ in steps]
         return statistics.median(counts) if len(counts) > 2 else sum(counts) / len(counts)
 
     readers: dict[str, Callable[[], float | None]] = {
@@ -231,19 +231,19 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
         "peak": lambda: max((live for _, live in m.trace.live), default=0),
         "flops": lambda: sum(map(_work, steps)) / len(steps),
         "MFU": lambda: m.mfu,
-        "time": lambda: m.step_split.total - m.step_split.compile,
+        "time": lambda: statistics.median(ns for _, _, ns in steps),
     }
     return readers[kind]()
 
 
-def _work(step: tuple[list, list]) -> float:
+def _work(step: tuple[list, list, float]) -> float:
     """Model FLOPs of a step: its matmuls, as in Metrics.flops; of compiled graphs, which have no ops, the launches'."""
-    ops, launches = step
+    ops, launches, _ = step
     return sum(op.flops for op in ops if op.kind == "matmul" and not op.recomputed) or sum(r.flops for r in launches)
 
 
-def _steps(recorded: Profile) -> list[tuple[list, list]]:
-    """(ops, launches) of each step after the warm-up; what follows the last one is its own."""
+def _steps(recorded: Profile) -> list[tuple[list, list, float]]:
+    """(ops, launches, ns without compiling) of each step after the warm-up; ops and launches after the last one are its own."""
     m, trace = recorded.metrics, recorded.trace
     calls = [step for step in m.steps if not step.warmup]
     begin = calls[0].start_ns if calls else trace.start_ns
@@ -258,7 +258,8 @@ def _steps(recorded: Profile) -> list[tuple[list, list]]:
                 parts[min(bisect.bisect_left(ends, record.time_ns), len(ends) - 1)].append(record)
         return parts
 
-    return list(zip(parted(trace.ops), parted(trace.launches)))
+    splits = [m.timeline.split(start, end) for start, end in zip([begin, *ends], ends)]
+    return list(zip(parted(trace.ops), parted(trace.launches), [split.total - split.compile for split in splits]))
 
 
 def shown(source: Sequence[str], marked: int = 0) -> tuple[CodeLine, ...]:

@@ -334,7 +334,7 @@ def _(before, quiet):
         tried_quiet,
         title="one launch a step",
         test=_test,
-        par={"launches": 1, "misses": 1, "bytes": 118680},  # python tutorials/solutions/05_fusion_boundaries.py
+        par={"launches": 1, "misses": 1, "bytes": 118680},  # what the answers reach: tests/test_tutorials.py holds it
         right="One launch a step.",
         why="Forward, backward, clipping, update and the part read right are one program.",
         todo="Four lines of `chatty` change.",

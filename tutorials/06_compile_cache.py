@@ -329,7 +329,7 @@ def _(buckets, letters, model, one_shape, pad):
         _tried = check.Attempt(
             "buckets", error="`buckets` should be a tuple of two whole numbers.", source=(_code[:80],)
         )
-    elif not max(buckets) in range(44, 65):
+    elif max(buckets) not in range(44, 65):
         _tried = check.Attempt(
             "buckets", error="the longest line has to fit, and the model reads 64 letters at most.", source=(_code,)
         )
@@ -345,7 +345,7 @@ def _(buckets, letters, model, one_shape, pad):
         _tried,
         title="two buckets",
         name="buckets",
-        par={"misses": 2, "flops": 9_725_952},  # python tutorials/solutions/06_compile_cache.py
+        par={"misses": 2, "flops": 9_725_952},  # what the answers reach: tests/test_tutorials.py holds it
         right="Two programs, and little work in vain.",
         why="More buckets are more misses and fewer FLOPs: choose by how long compiling takes, and how often you run.",
         todo="Two numbers.",
