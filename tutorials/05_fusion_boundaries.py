@@ -42,7 +42,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def chain(x):
     """Four ops, each of which reads and writes arrays of x's size."""
     y = x * 2
@@ -56,7 +56,14 @@ def _():
     mo.md("""
     ## 5.1 · What fusing saves
 
-    `chain` above runs on `x: f32[256,1024]`, which is exactly 1 MiB. In strict mode each op reads its arrays from memory
+    ```python
+    y = x * 2
+    y = y + 1
+    y = y.tanh()
+    return y * x
+    ```
+
+    This chain runs on `x: f32[256,1024]`, which is exactly 1 MiB. In strict mode each op reads its arrays from memory
     and writes its result there. In fused mode the four are one group: it reads `x` and writes the last result.
 
     Predict: how many MiB of reading and writing does fusing save?
@@ -105,7 +112,7 @@ def _(chain_fused, mib_saved):
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def chatty(model, optimizer, images, labels):
     """A training step that tells how it goes: the loss and the part of the digits that it read right."""
     logits = model(images)

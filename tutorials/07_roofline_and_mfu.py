@@ -39,7 +39,7 @@ def _():
     return
 
 
-@app.function
+@app.function(hide_code=True)
 def layer(x, w):
     """x: f32[512,256], w: f32[256,1024]."""
     return x @ w
@@ -59,7 +59,7 @@ def _():
     mo.md("""
     ## 7.1 · FLOPs
 
-    `x @ w` above: each value of the result is a sum of products. A multiplication and the addition that follows it are 2
+    A layer is `x @ w`, with `x: f32[512,256]` and `w: f32[256,1024]`. Each value of the result is a sum of products. A multiplication and the addition that follows it are 2
     FLOPs.
 
     Predict: how many FLOPs is the matmul?

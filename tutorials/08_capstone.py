@@ -64,7 +64,7 @@ class HeadByHead(nn.Module):
         return self.proj(torch.cat(mixed, -1))
 
 
-@app.function
+@app.function(hide_code=True)
 def slow(model, batches):
     """Train a mingpt.Model that is on the device with batches that are on the CPU; the loss of each step."""
     for block in model.h:
