@@ -114,7 +114,7 @@ def _(chain_fused, mib_saved):
 
 @app.function(hide_code=True)
 def chatty(model, optimizer, images, labels):
-    """A training step that tells how it goes: the loss and the part of the digits that it read right."""
+    """A training step that tells its loss and the part of the digits read right."""
     logits = model(images)
     loss = F.cross_entropy(logits, labels)
     seen = loss.item()
@@ -177,7 +177,7 @@ def _(before, launches):
         name="launches",
         right="Three questions, and the end of the optimizer's step.",
         hints=(
-            "which lines need a *number*, not a tensor? `.item()` is one way to ask. There is another.",
+            "which lines need a number, not a tensor? `.item()` is one way to ask. There is another.",
             "an `if` on a tensor asks for its value, too.",
             "what is asked after `optimizer.step()` has to run on its own.",
         ),
@@ -265,7 +265,7 @@ def _(factor):
             if abs(one.value.item() - min(1.0, 1 / norm)) > 1e-6:
                 return f"for a norm of {norm:g} the factor is {one.value.item():.3g}, not {min(1.0, 1 / norm):.3g}."
         asked = [wait for wait in tried.profile.trace.waits if tried.line_of(wait)]
-        return check.Disagree(f"`{asked[0].code}` waits for a value.", at=asked[0]) if asked else None
+        return check.Disagree(f"`{asked[0].code.partition('  #')[0]}` waits for a value.", at=asked[0]) if asked else None
 
     _worst = max(_tried, key=lambda one: (bool(one.error), len(one.profile.trace.waits) if one.profile else 0))
     without_asking = sheet.do(
@@ -329,7 +329,7 @@ def _(before, quiet):
         early = [launch for launch in tried.profile.trace.launches if launch.reason != "step end"]
         if early:
             return check.Disagree(
-                f"`{early[0].code or early[0].reason}` ends a launch: {len(early)} of {len(tried.profile.trace.launches)} launches "
+                f"`{early[0].code.partition('  #')[0] or early[0].reason}` ends a launch: {len(early)} of {len(tried.profile.trace.launches)} launches "
                 "are not a step's end.",
                 at=early[0],
                 record=f"p.trace.launches[{early[0].index}]",

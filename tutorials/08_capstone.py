@@ -66,7 +66,7 @@ class HeadByHead(nn.Module):
 
 @app.function(hide_code=True)
 def slow(model, batches):
-    """Train a mingpt.Model that is on the device with batches that are on the CPU; the loss of each step."""
+    """Train a model that is on the device with batches from the CPU; each step's loss."""
     for block in model.h:
         block.attn = HeadByHead(block.attn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -242,7 +242,7 @@ def _(before, train, was):
         if len(early) < 3:
             return None
         return check.Disagree(
-            f"`{early[-1].code or early[-1].reason}` ends a launch before the step is over.",
+            f"`{early[-1].code.partition('  #')[0] or early[-1].reason}` ends a launch before the step is over.",
             at=early[-1],
             record=f"p.trace.launches[{early[-1].index}]",
         )
