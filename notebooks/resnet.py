@@ -329,18 +329,13 @@ def _(batch, channels, labels, longer, params, x):
 
 @app.cell(hide_code=True)
 def _(accuracy, images, labels, losses, seen):
-    mo.stop(seen is None)
-    _wrong = (seen != labels[SPLIT:]).nonzero().flatten().tolist()
+    _wrong = [] if seen is None else (seen != labels[SPLIT:]).nonzero().flatten().tolist()
+    _missed = [(1 - images[SPLIT + i], f"{labels[SPLIT + i]}, read {seen[i]}") for i in _wrong[:21]]
     page.beside(
         page.curve(losses, f"{accuracy:.1%} of the {len(seen):,} digits it never saw are read right", y="loss, nats"),
-        page.stack(
-            page.heading(f"{len(_wrong)} it got wrong"),
-            page.pictures(
-                [(1 - images[SPLIT + i], f"{labels[SPLIT + i]}, read {seen[i]}") for i in _wrong[:21]], width=72
-            ),
-        ),
+        page.stack(page.heading(f"{len(_wrong)} it got wrong"), page.pictures(_missed, width=72)),
         widths=(420, 520),
-    )
+    ) if seen is not None else None
     return
 
 
