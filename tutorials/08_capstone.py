@@ -328,7 +328,7 @@ def _(score, tried, was):
     - Nothing that the model computes was given up: only questions, shapes and detours.
     - The records said where to begin. Look first, then change.
 
-    Next: your own model, in `notebooks/your_model.py`.
+    Next: profile a step of your own model, `tpu_lab.profile(step)`, and read its advice.
     """) if score.passed else mo.md("When all checks tick, the summary shows here.")
     return
 
