@@ -108,7 +108,7 @@ def test_a_change_compiles_anew_and_the_miss_says_option(factors, mode):
         f()
     misses = [c for c in p.trace.compiles if c.tier == "compiled" or c.tier == "disk"]
     assert [c.cause for c in misses] == ["option"]
-    assert "float32 precision = high" in misses[0].why
+    assert misses[0].why == "option float32 precision: high, was not set"
 
 
 def test_what_was_recorded_in_the_block_runs_so_after_it(factors):

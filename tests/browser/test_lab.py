@@ -104,14 +104,14 @@ def test_hello_a_new_shape_is_not_a_hit_and_then_it_is(hello):
 def test_mingpt_another_mode_changes_the_report(mingpt):
     with browser.opened(mingpt, "light") as (page, seen):
         browser.settle(page, "What we saw")
-        summary = page.get_by_text(re.compile(r"ops ran as [\d,]+ launches"))
+        summary = page.get_by_text(re.compile(r"ops ran as [\d,]+ launches\."))
         fused = summary.inner_text()
         curve = page.get_by_role("img", name=re.compile("nats a character after 20 steps"))
         curve.first.wait_for()
         assert " as 20 launches" in fused
         page.locator("select").select_option("strict")
         page.wait_for_function(
-            "before => { const t = document.body.innerText.match(/ops ran as ([\\d,]+) launches/); "
+            "before => { const t = document.body.innerText.match(/ops ran as ([\\d,]+) launches\\./); "
             "return t && t[1] !== before }",
             arg="20",
             timeout=90_000,
