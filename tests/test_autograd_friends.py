@@ -259,7 +259,7 @@ def test_ctrl_c_in_the_middle_of_steps_loses_nothing():
     )
     assert done.returncode == 0, done.stderr[-2000:]
     caught, learned = done.stdout.split()
-    # On a busy machine about one in a few hundred falls where C code drops a Python exception: pressed again, it comes.
+    # A known fault, cause not found: on a busy machine one Ctrl-C in a few hundred is lost. Wanted: all 30.
     assert int(caught) >= 28 and learned == "True", done.stdout + done.stderr[-2000:]
 
 
