@@ -1,0 +1,209 @@
+"""PyTorch's own op database (op_db: its samples, its errors) on device "tpu", against PyTorch's CPU kernels.
+
+    python -m tests.op_db --full --jobs 2 --json sweep.json     everything; hours
+    python -m tests.op_db --dtypes float32 --forms forward      a part
+    python -m tests.op_db -k fft --forms backward               entries by name
+
+tests/test_op_db_*.py run a bounded part of it. Known differences are in op_db_exceptions.py, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TORCH_TPU_TIER3_COMPILATION_CACHE", "0")
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import op_db_run as forms  # noqa: E402
+import torch  # noqa: E402
+from op_db_run import Failure  # noqa: E402
+from torch.testing._internal import common_methods_invocations  # noqa: E402
+from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+
+import tpu_lab  # noqa: E402, F401
+from tpu_lab.backend import dispatch, fallback, state  # noqa: E402
+
+ALL_FORMS = (*forms.FORMS, "errors")
+DTYPES = tuple("float32 float64 bfloat16 float16 int64 int32 uint8 bool complex64".split())
+QUICK = (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True))  # values, not speed
+# It puts the generator back, and then nobody sees that a call was random: `run` seeds each call.
+common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+ENTRIES = {op.formatted_name: op for op in op_db}
+
+
+def spread(items: list, budget: int) -> list[tuple[int, object]]:
+    """(position, item): the first two, and others evenly among the rest."""
+    if len(items) <= budget:
+        return list(enumerate(items))
+    first = list(range(min(2, budget)))
+    rest = budget - len(first)
+    picked = first + [2 + (len(items) - 3) * (i + 1) // rest for i in range(rest)]
+    return [(i, items[i]) for i in dict.fromkeys(picked)]
+
+
+def samples(op, dtype, budget, requires_grad=False):
+    """The entry's own samples, as many as the budget allows."""
+    torch.manual_seed(0)
+    return spread(list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad)), budget)
+
+
+def possible(op, dtype) -> list[str]:
+    """The forms in which PyTorch has this entry for this dtype."""
+    if dtype not in op.supported_dtypes("cpu"):
+        return []
+    found = ["forward"]
+    if op.get_inplace() is not None:
+        found.append("inplace")
+    if op.supports_out:
+        found.append("out")
+    if op.supports_autograd and dtype in op.supported_backward_dtypes("cpu"):
+        found.append("backward")
+        if op.supports_gradgrad:
+            found.append("double")
+    if op.error_inputs_func is not None and dtype is torch.float32:
+        found.append("errors")
+    return found
+
+
+def check(op, dtype, form: str, mode: str = "strict", budget: int = 4) -> tuple[int, list[Failure]]:
+    """(samples that ran, failures) of one form of an entry."""
+    name = op.formatted_name
+    word = str(dtype).removeprefix("torch.")
+    failures, count = [], 0
+    before, state.compiler_options = state.compiler_options, QUICK
+    try:
+        with state.mode_scope(mode):
+            for i, sample, found in _found(op, dtype, form, budget):
+                count += 1
+                if found is not None:
+                    failures.append(Failure(name, word, form, mode, i, *found, str(sample.summary())[:400]))
+    finally:
+        state.compiler_options = before
+    return count, failures
+
+
+def _found(op, dtype, form, budget):
+    """(position, sample, what differs) of each sample."""
+    stays = forms.STAYS.get(op.name, 0)
+    if form == "errors":
+        for i, error in spread(list(op.error_inputs("cpu")), budget):
+            sample = error.sample_input
+            kinds = error.error_type if isinstance(error.error_type, tuple) else (error.error_type,)
+            want = forms.run(forms.forward(op), sample, "cpu", stays)
+            if want.error is None:
+                continue  # an error of another device
+            got = forms.run(forms.forward(op), sample, "tpu", stays)
+            found = [forms.raised_as(got, k, str(want.error)) for k in (*kinds, type(want.error))]
+            yield i, sample, None if None in found else found[-1]
+        return
+    for i, sample in samples(op, dtype, budget, form in ("backward", "double")):
+        if form == "inplace" and sample.broadcasts_input:
+            continue
+        yield i, sample, forms.compare(op.name, getattr(forms, form)(op), sample, stays=stays)
+        if form == "out" and i == 0:
+            yield i, sample, forms.compare(op.name, forms.out(op, (0,)), sample, stays=stays)
+
+
+def tidy() -> None:
+    """Forget programs: a sweep makes tens of thousands."""
+    dispatch.clear()
+
+
+# --- the sweep ---------------------------------------------------------------------------------------------------------
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.op_db", description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="all dtypes, forms and samples, strict and fused")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--dtypes", default="float32", help=f"of {','.join(DTYPES)}")
+    parser.add_argument("--forms", default="forward", help=f"of {','.join(ALL_FORMS)}")
+    parser.add_argument("--modes", default="strict", help="of strict,debug,fused")
+    parser.add_argument("--budget", type=int, default=4, metavar="N", help="samples of an entry, a dtype and a form")
+    parser.add_argument("-k", dest="names", default="", metavar="TEXT[,TEXT]", help="entries whose name has a text; =name for one")
+    parser.add_argument("--json", metavar="FILE", help="write the table")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.full:
+        args.dtypes, args.forms, args.modes, args.budget = ",".join(DTYPES), ",".join(ALL_FORMS), "strict,fused", 10**6
+    if args.worker:
+        return _work(args)
+    names = [n for n in ENTRIES if _asked(n, args.names)]
+    rows = _sweep(names, args)
+    failures = [f for row in rows for f in row["failures"]]
+    if args.json:
+        Path(args.json).write_text(json.dumps({"rows": rows}, indent=1))
+    for f in failures:
+        print(Failure(**f))
+    whole = sum(not row["failures"] for row in rows)
+    print(f"{whole} of {len(rows)} entries whole ({sum(r['samples'] for r in rows)} samples, {sum(r['seconds'] for r in rows):.0f} s); "
+          f"failures: {dict(Counter(f['kind'] for f in failures))}")  # fmt: skip
+    print("on the CPU: " + ", ".join(sorted({o for r in rows for o in r["fallbacks"]})))
+    return 1 if failures else 0
+
+
+def _asked(name, texts) -> bool:
+    texts = [t for t in texts.split(",") if t]
+    return not texts or any(name == t[1:] if t.startswith("=") else t in name for t in texts)
+
+
+def _row(name, args) -> dict:
+    """One entry in all that is asked for."""
+    op, start = ENTRIES[name], time.perf_counter()
+    fallback._warned.clear()
+    total, failures, ran = 0, [], []
+    for word in args.dtypes.split(","):
+        dtype = getattr(torch, word)
+        for form in [f for f in possible(op, dtype) if f in args.forms.split(",")]:
+            for mode in args.modes.split(","):
+                count, found = check(op, dtype, form, mode, args.budget)
+                total += count
+                failures += [vars(f) for f in found]
+                ran.append([word, form, mode, count, len(found)])
+    seconds = time.perf_counter() - start
+    return {"entry": name, "samples": total, "seconds": round(seconds, 2), "ran": ran, "failures": failures, "fallbacks": sorted(fallback._warned)}
+
+
+def _work(args) -> int:
+    """Names from standard input, a row of JSON for each."""
+    for i, name in enumerate(line.strip() for line in sys.stdin):
+        print(json.dumps(_row(name, args)), flush=True)
+        if i % 20 == 19:
+            tidy()
+    return 0
+
+
+def _sweep(names, args) -> list[dict]:
+    """Rows of all entries, made in processes of their own: a crash costs one entry."""
+    command = [sys.executable, "-W", "ignore", __file__, "--worker", "--dtypes", args.dtypes, "--forms", args.forms, "--modes", args.modes,
+               "--budget", str(args.budget)]  # fmt: skip
+    queue, rows, running = list(names), [], []
+    while queue or running:
+        while queue and len(running) < args.jobs:
+            take, queue = queue[:25], queue[25:]
+            running.append((take, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)))
+            running[-1][1].stdin.write("\n".join(take))
+            running[-1][1].stdin.close()
+        take, process = running.pop(0)
+        done = [json.loads(line) for line in process.stdout if line.startswith("{")]
+        rows += done
+        left = take[len(done) :]
+        if process.wait() and left:
+            text = f"crash: the process ended with {process.returncode}"
+            failure = vars(Failure(left[0], args.dtypes, args.forms, args.modes, 0, "crash", text, ""))
+            rows.append({"entry": left[0], "samples": 0, "seconds": 0, "ran": [], "failures": [failure], "fallbacks": []})
+            queue = left[1:] + queue
+        print(f"{len(rows)} of {len(names)}", file=sys.stderr, flush=True)
+    return sorted(rows, key=lambda r: names.index(r["entry"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Is what the device gave what PyTorch's CPU kernels gave: type, dtype, shape, strides, values?
+
+Floats may differ by a few roundings of their dtype, measured against the largest value around: sums are added in
+another order. A half result that differs from the CPU's may be the better one: it is then measured against the same
+call in a wider dtype (see `wider`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils import _pytree as tree
+
+# dtype: (relative to each value, relative to the largest value of the tensor)
+TOLERANCE = {
+    torch.float64: (1e-7, 1e-9),
+    torch.complex128: (1e-7, 1e-9),
+    torch.float32: (1e-4, 1e-5),
+    torch.complex64: (1e-4, 1e-5),
+    torch.float16: (4e-3, 2e-3),
+    torch.bfloat16: (3e-2, 1e-2),
+}
+WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+def host(value):
+    """A result with its tensors on the CPU, lazy conj and neg bits resolved; what was on the CPU already is marked."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().cpu().resolve_conj().resolve_neg()
+
+
+def differs(got, want, factor: float = 1.0, strides: bool = True, values: bool = True) -> str | None:
+    """What is wrong with `got` (on the device) against `want` (on the CPU), in a sentence; None if nothing is."""
+    gots, spec = tree.tree_flatten(got)
+    wants, expected = tree.tree_flatten(want)
+    if len(gots) != len(wants):
+        return f"structure: {spec} instead of {expected}"
+    for i, (g, w) in enumerate(zip(gots, wants)):
+        wrong = _one(g, w, factor, strides, values)
+        if wrong:
+            return f"{wrong} (output {i})" if len(wants) > 1 else wrong
+    return None
+
+
+def _one(got, want, factor, strides, values) -> str | None:
+    if not isinstance(want, torch.Tensor):
+        if not isinstance(got, type(want)):
+            return f"type: {type(got).__name__} instead of {type(want).__name__}"
+        if isinstance(want, torch.device):
+            return None
+        if isinstance(want, (float, complex)):
+            return _values(torch.tensor(got), torch.tensor(want), factor) if values else None
+        return None if got == want or not values else f"value: {got} instead of {want}"
+    if not isinstance(got, torch.Tensor):
+        return f"type: {type(got).__name__} instead of a tensor"
+    if got.dtype != want.dtype:
+        return f"dtype: {got.dtype} instead of {want.dtype}"
+    if got.shape != want.shape:
+        return f"shape: {tuple(got.shape)} instead of {tuple(want.shape)}"
+    if strides and want.layout == torch.strided and _real_strides(got) != _real_strides(want):
+        return f"strides: {got.stride()} instead of {want.stride()} of shape {tuple(want.shape)}"
+    if not values:
+        host(got)  # it can be read
+        return None
+    if want.layout != torch.strided:
+        want, got = want.to_dense(), got.to_dense()
+    return _values(host(got), host(want), factor)
+
+
+def _real_strides(tensor):
+    """Strides that say something about memory: those of dimensions with more than one element, if there is any element."""
+    return [s for n, s in zip(tensor.shape, tensor.stride()) if n > 1] if tensor.numel() else []
+
+
+def _values(got, want, factor) -> str | None:
+    if want.is_quantized:
+        got, want = got.dequantize(), want.dequantize()
+    rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
+    scale = 1.0
+    if want.dtype in TOLERANCE and want.numel():
+        finite = want.abs().to(torch.float64)
+        finite = finite[finite.isfinite()]
+        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
+    if want.dtype == torch.complex32:
+        got, want, (rtol, atol) = got.to(torch.complex64), want.to(torch.complex64), TOLERANCE[torch.float16]
+    try:
+        torch.testing.assert_close(
+            got, want, rtol=rtol * factor, atol=min(atol * factor * scale, 1e30), equal_nan=True, check_stride=False, check_dtype=False
+        )
+    except AssertionError as error:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        sample = "" if want.numel() > 6 else f": {got.flatten().tolist()} instead of {want.flatten().tolist()}"
+        return "values: " + "; ".join(lines[1:4] if len(lines) > 1 else lines) + sample
+    return None
