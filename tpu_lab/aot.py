@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -37,13 +38,20 @@ __all__ = ["CompileError", "Compiled", "Part", "compile_for", "on"]
 class Part:
     """One program of a step, as XLA:TPU compiled it. placed: None when the compiler left no text of it."""
 
-    launch: LaunchRecord
-    ops: tuple[OpRecord | None, ...]
-    times: int  # launches of it in the step
+    launches: tuple[LaunchRecord, ...]  # of it in the step
+    ops: tuple[OpRecord | None, ...]  # of the first launch
     answer: Answer
     placed: Placed | None
-    cpu_fusions: int | None = None  # what XLA:CPU made of the same program, if it ran here
     split: tuple[int, ...] = ()  # arguments whose first dimension is split over the devices of a slice
+
+    @property
+    def launch(self) -> LaunchRecord:
+        """The first one."""
+        return self.launches[0]
+
+    @property
+    def times(self) -> int:
+        return len(self.launches)
 
 
 class Compiled:
@@ -100,14 +108,26 @@ class Compiled:
 
     @functools.cached_property
     def groups(self) -> tuple[fused.Group, ...]:
-        """What XLA:TPU joined, as `tpu_lab.fusions.Group`s in running order; their times are bounds by the roofline."""
-        programs = []
+        """What XLA:TPU joined, as `tpu_lab.fusions.Group`s in running order, those of each launch of the step; their
+        times are bounds by the roofline."""
+        records, programs = {op.index: op for op in self.trace.ops}, []
         for part in self.parts:
-            if part.placed is not None:
-                apart = fused.taken_apart(part.placed.module, part.ops, part.launch, f"XLA:TPU {self.target.name}")
-                many = self.target.devices if part.split else 1
-                programs.append(replace(apart, groups=tuple(self._bounded(part.placed, g, many) for g in apart.groups)))
-        return fused.finished(programs, {op.index: op for op in self.trace.ops})
+            placed, many = part.placed, self.target.devices if part.split else 1
+            if placed is None:
+                continue
+            for launch in part.launches:
+                ops = [records.get(i) for i in launch.ops]
+                apart = fused.taken_apart(placed.module, ops, launch, f"XLA:TPU {self.target.name}")
+                programs.append(replace(apart, groups=tuple(self._bounded(placed, g, many) for g in apart.groups)))
+        return fused.finished(sorted(programs, key=lambda p: p.launch.index), records)
+
+    @functools.cached_property
+    def cpu_groups(self) -> tuple[fused.Group, ...] | None:
+        """The groups that XLA:CPU, which ran them, made of the same launches; None when it did not."""
+        if self._beside is None or self.trace.meta.get("platform") != "cpu":
+            return None
+        ours = {launch.index for part in self.parts for launch in part.launches}
+        return tuple(g for g in fused.of(self._beside) if g.launch in ours)
 
     def _bounded(self, placed: Placed, group: fused.Group, many: int) -> fused.Group:
         moving = sum(placed.moved.get(group.name, (0, 0))) / self.target.bandwidth
@@ -121,7 +141,7 @@ class Compiled:
 
         note = f"{self.target.name} compiled ahead of time by libtpu {self.main.answer.libtpu}, nothing ran on a TPU"
         if self._beside is not None:
-            return drawn.draw(self._beside, right=self.groups, note=note)
+            return drawn.draw(self._beside, groups=self.cpu_groups, right=self.groups, note=note)
         return drawn.draw(Metrics(self.trace), groups=self.groups, note=note)
 
     @functools.cached_property
@@ -181,18 +201,28 @@ def compile_for(
         trace.meta.update({**describe(), **where(None, fn), "mode": "fused"})
         fn(*args, **kwargs)
         _flush()
-        first = len(trace.launches)
+        first = len(trace.launches), time.perf_counter_ns()
         value = fn(*args, **kwargs)  # held until its program is recorded
         _flush()
         del value
     if name:
         trace.meta["name"] = name
-    launches = trace.launches[first:] or trace.launches
-    if not launches:
+    if len(trace.launches) > first[0]:
+        trace = _since(trace, *first)
+    if not trace.launches:
         raise ValueError(
             "no op of the function reached device 'tpu': move the model and its inputs there first, model.to('tpu')"
         )
-    return _compile(trace, launches, goal, deep, limit)
+    return _compile(trace, trace.launches, goal, deep, limit)
+
+
+def _since(trace: Trace, launch: int, start: int) -> Trace:
+    """The part of a rehearsal from a moment and a launch on: one call, so that what the views count is one step's."""
+    return replace(
+        trace, start_ns=start, launches=trace.launches[launch:], ops=[r for r in trace.ops if r.time_ns >= start],
+        compiles=[r for r in trace.compiles if r.launch >= launch], waits=[r for r in trace.waits if r.time_ns >= start],
+        steps=[ns for ns in trace.steps if ns >= start], live=[], held=[],
+    )  # fmt: skip
 
 
 def on(profile, chip: str = "v6e", deep: bool = False, limit: float | None = None) -> Compiled:
@@ -208,10 +238,10 @@ def on(profile, chip: str = "v6e", deep: bool = False, limit: float | None = Non
 
 def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | None, beside=None) -> Compiled:
     by_index = {op.index: op for op in trace.ops}
-    times: dict[str, int] = {}
     first: dict[str, LaunchRecord] = {}
+    every: dict[str, list[LaunchRecord]] = {}
     for launch in launches:
-        times[launch.key] = times.get(launch.key, 0) + 1
+        every.setdefault(launch.key, []).append(launch)
         first.setdefault(launch.key, launch)
     if len(first) > MOST:
         modes = ", ".join(sorted({r.mode for r in first.values()}))
@@ -233,11 +263,9 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
         if answer.hlo and answer.buffers:
             leaves = [name for name, _ in program.view.leaves]
             placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops // many, leaves)
-        ran = beside is not None and trace.meta.get("platform") == "cpu"
         if beside is None:
             program.compiled = _Text(answer.hlo)  # it never ran: this is what was made of it
-        cpu = program.hlo().count(" fusion(") if ran else None
-        parts.append(Part(launch, ops, times[key], answer, placed, cpu, split))
+        parts.append(Part(tuple(every[key]), ops, answer, placed, split))
     return Compiled(trace, goal, tuple(parts), beside)
 
 

@@ -82,6 +82,12 @@ def finished(programs: Sequence[Program], records: Mapping[int, OpRecord]) -> tu
     return tuple(out)
 
 
+def users(made: Sequence[Group]) -> list[Group]:
+    """Those that hold an op of the user's, which is how every view counts groups: what the compiler adds of its own
+    (copies between memories, constants, scalars of its loops) is none."""
+    return [g for g in made if g.ops]
+
+
 def taken_apart(module: hlo.Module, ops: Sequence[OpRecord | None], launch: LaunchRecord, compiler: str) -> Program:
     """What each computing instruction of the entry holds, reads and writes."""
     made = [i for i in module.entry.instructions if i.opcode not in parts.FREE]

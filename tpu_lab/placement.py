@@ -85,11 +85,6 @@ class Placed:
         return assignment.total(self.allocations, VMEM)
 
     @cached_property
-    def fusions(self) -> int:
-        """Fused groups that it runs."""
-        return sum(i.opcode == "fusion" for i in self.module.entry.instructions)
-
-    @cached_property
     def collectives(self) -> list[hlo.Instruction]:
         """Operations that talk to other devices (a `-start` counts, its `-done` does not)."""
         return [

@@ -155,11 +155,11 @@ def _title(m: Metrics, groups: tuple[Group, ...], right: tuple[Group, ...]) -> t
     if _alone(m):
         title = f"{number.plural(ran, 'op')} ran as {number.plural(len(launches), 'launch', 'launches')}: {launches[0].mode} mode joins nothing"
         return title, f"none: {launches[0].mode} mode runs each op by itself"
-    own = [g for g in groups if g.ops]
+    own = fusions.users(groups)
     if not own:
         return "No program text to read fusions from", "no program text"
     if right:
-        other = [g for g in right if g.ops]
+        other = fusions.users(right)
         return (
             f"{other[0].compiler if other else 'The other'} makes {number.plural(len(other), 'group')} of this {'step' if m.steady else 'run'}, {own[0].compiler} {number.count(len(own))}",
             f"{number.plural(len(own), 'group')} here, {number.count(len(other))} there",
@@ -197,7 +197,7 @@ def _model(m: Metrics, groups, right, note, limit, sort) -> Model:
     if hint := _hint(m, groups):
         return Model(title, tuple(frame.provenance(m)), hint)
     records = {r.index: r for r in m.trace.ops}
-    sides = [side for side in ([g for g in groups if g.ops], [g for g in right if g.ops]) if side]
+    sides = [side for side in (fusions.users(groups), fusions.users(right)) if side]
     first, alike = fusions.modules_alike(groups)
     meta: list[tuple[str, bool]] = [(str(m.trace.meta["name"]), False)] if m.trace.meta.get("name") else []
     if alike:

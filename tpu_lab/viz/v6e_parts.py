@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tpu_lab import padding
 from tpu_lab.assignment import HBM, VMEM
+from tpu_lab.fusions import users
 from tpu_lab.place import short_file
 from tpu_lab.viz import number
 from tpu_lab.viz.v6e import GIB, Bar, Row, Segment, Space, gib
@@ -33,13 +34,12 @@ def meta(c: Compiled) -> tuple:
 
 
 def facts(c: Compiled) -> tuple:
-    """((figure, unit, caption), ...): fusions, HBM, VMEM, and the bound with its two reasons."""
+    """((figure, unit, caption), ...): groups as the fusions view counts them, HBM, VMEM, and the bound with its two reasons."""
     placed = [(p.times, p.placed) for p in c.parts if p.placed]
     if not placed:
         return ()
-    fusions = sum(times * p.fusions for times, p in placed)
-    cpu = [p.cpu_fusions * p.times for p in c.parts if p.cpu_fusions is not None]
-    beside = f"XLA:CPU makes {number.count(sum(cpu))}" if cpu else f"in {number.plural(len(c.parts), 'program')}"
+    made, cpu = len(users(c.groups)), users(c.cpu_groups or ())
+    beside = f"XLA:CPU makes {number.count(len(cpu))}" if cpu else f"in {number.plural(len(c.parts), 'program')}"
     moved = sum(times * sum(p.traffic) for times, p in placed)
     compute = sum(times * p.bound_ns[1] for times, p in placed)
     bound, unit = number.time_pair(c.bound_ns)
@@ -48,7 +48,7 @@ def facts(c: Compiled) -> tuple:
     if together:
         beside += f"; {number.plural(together, 'collective')}"
     return (
-        (number.count(fusions), "fusion" if fusions == 1 else "fusions", beside),
+        (number.count(made), "group" if made == 1 else "groups", beside),
         (gib(c.hbm), "GiB", f"HBM, of {gib(c.target.hbm)} GiB"),
         (vmem, vmem_unit, f"VMEM at most, of {number.size(c.target.vmem)}"),
         (
