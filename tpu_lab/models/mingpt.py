@@ -148,8 +148,6 @@ class Model(nn.Module):
         causal attention never looks at the empty places on the right. The choice is made on the host from a seeded
         CPU generator, so the same weights say the same on every device. `temperature=0` takes the likeliest.
         """
-        if temperature < 0:
-            raise ValueError(f"temperature is at least 0, not {temperature}")
         device = next(self.parameters()).device
         generator = torch.Generator().manual_seed(seed)
         block, ids = self.config.block, ids.cpu()
@@ -161,18 +159,24 @@ class Model(nn.Module):
                 window = ids.new_zeros(len(ids), block)  # made anew, so that its strides are always the same, too
                 window[:, : seen.shape[1]] = seen
                 logits = self(window.to(device)).float().cpu()[:, seen.shape[1] - 1]
-                if temperature == 0:
-                    following = logits.argmax(-1, keepdim=True)
-                else:
-                    logits = logits / temperature
-                    if top_k is not None:
-                        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-                        logits = logits.masked_fill(logits < least, float("-inf"))
-                    following = torch.multinomial(logits.softmax(-1), 1, generator=generator)
+                following = choose(logits, temperature, top_k, generator)
                 ids = torch.cat([ids, following], dim=1)
         finally:
             self.train(was_training)
         return ids
+
+
+def choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
+    """A token for each row of logits f[batch,vocabulary] on the CPU: int64[batch,1]. Temperature 0 takes the likeliest."""
+    if temperature < 0:
+        raise ValueError(f"temperature is at least 0, not {temperature}")
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    logits = logits / temperature
+    if top_k is not None:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator)
 
 
 def batch(config: Config, size: int = 8, seed: int = 0, held_out: bool = False) -> tuple[Tensor, Tensor]:
