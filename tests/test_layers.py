@@ -32,6 +32,8 @@ TOP = {
     "doctor_probes",
     "script",
     "convert",
+    "twins",
+    "twins_run",
     "coverage",
     "coverage_command",
     "numerics",
