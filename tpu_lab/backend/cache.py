@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import causes, where
+from tpu_lab.backend import causes, interrupts, where
 
 LIMIT = 4096  # programs kept in memory
 
@@ -97,14 +97,15 @@ class Cache:
             raise Refused(f"{site.file}:{site.line} needs a new program ({why}), and only cached programs may run")
         for guard in tuple(self.guards):
             guard(view, site, cause, why)
-        t0 = time.perf_counter()
-        traced = jitted.trace(*args)
-        t1 = time.perf_counter()
-        lowered = traced.lower()
-        _disk_event.hit = False  # only now: tracing may compile small things of its own
-        t2 = time.perf_counter()
-        compiled = lowered.compile()
-        t3 = time.perf_counter()
+        with interrupts.hold():
+            t0 = time.perf_counter()
+            traced = jitted.trace(*args)
+            t1 = time.perf_counter()
+            lowered = traced.lower()
+            _disk_event.hit = False  # only now: tracing may compile small things of its own
+            t2 = time.perf_counter()
+            compiled = lowered.compile()
+            t3 = time.perf_counter()
         self.misses += 1
         self.clock += 1
         tier = "disk" if _disk_event.hit else "compiled"

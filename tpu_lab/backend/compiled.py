@@ -28,6 +28,7 @@ from tpu_lab.backend import (
     fallback,
     fxgraph,
     host,
+    interrupts,
     kernels,
     precision,
     rng,
@@ -101,7 +102,7 @@ class CompiledGraph:
             seed = _next_seed(recipe.used)
             before = time.perf_counter_ns() if active is not None else 0
             if recipe.written:
-                with executor.no_interrupt():
+                with interrupts.hold():
                     out, token = program.call(seed, *arrays)
                     compiled_trace.write_back(plan, recipe, args, cells, out)
             else:

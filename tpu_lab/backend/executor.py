@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
-import threading
 import time
 
 import jax
@@ -156,7 +154,7 @@ def flush(reason: str | None) -> None:
                 else:
                     graph.failed = True
                 raise
-        with no_interrupt():
+        with interrupts.hold():
             done, graph = graph, Graph()
             at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
             done.nodes = []  # drop our references to the leaves: donation needs them gone
@@ -208,26 +206,6 @@ def waiting(reason: str):
         yield
     finally:
         _waiting.pop()
-
-
-@contextlib.contextmanager
-def no_interrupt():
-    """Hold Ctrl-C back while values change hands (microseconds), then let it through."""
-    if interrupts.gated():
-        with interrupts.hold():
-            yield
-        return
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield
-        return
-    caught = []
-    previous = signal.signal(signal.SIGINT, lambda *args: caught.append(args))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-        if caught and callable(previous):
-            previous(*caught[-1])
 
 
 def forget() -> None:

@@ -7,6 +7,7 @@ that raises KeyboardInterrupt, the process ends in std::terminate: about one Ctr
 So the handler of SIGINT is wrapped. The wrapper lets the handler run and catches what it raises; a helper thread then
 raises it in the main thread as an asynchronous exception, which CPython delivers between two bytecodes and nowhere else.
 If nothing is delivered for a while, the main thread waits in C (`sleep`, `input`): then a second signal raises it there.
+Where CPython would drop it, as in a callback of the garbage collector (jax has one), it is raised once more.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import ctypes
 import functools
 import queue
 import signal
+import sys
 import threading
 import time
 
-PATIENCE = 0.03  # seconds until the main thread counts as waiting in C
+PATIENCE = 0.2  # seconds until the main thread counts as waiting in C
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _clear_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
@@ -28,29 +30,36 @@ _clear_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
 _main = threading.main_thread()
 _wanted: queue.SimpleQueue = queue.SimpleQueue()
 _helper: threading.Thread | None = None
-_held = 0  # while it is not 0, values change hands and nothing may be raised
+_door = threading.RLock()  # the main thread has it while nothing may be raised there, the helper while it raises
 
 
 class Gate:
     """A SIGINT handler around another one: it never raises where it is called, unless `direct` says that it is safe."""
 
     direct = None  # an exception to raise at once
+    asked = False  # one waits already for the end of a `hold`
+    answered = False  # that one is no longer wanted: a second came and was raised
 
     def __init__(self, inner):
         self.inner = inner
 
     def __call__(self, number, frame):
-        if Gate.direct is not None:
-            error, Gate.direct = Gate.direct, None
+        error, Gate.direct = Gate.direct, None
+        if error is not None:
             _clear_in(_main.ident, None)
-            if not _held:
+            if not _door._is_owned():
                 raise error
-            _wanted.put(type(error))
-            return
-        try:
-            self.inner(number, frame)
-        except BaseException as error:
-            _wanted.put(type(error))
+        else:
+            try:
+                self.inner(number, frame)
+                return
+            except BaseException as raised:
+                error = raised
+        if Gate.asked:
+            Gate.asked, Gate.answered = False, True
+            raise error
+        Gate.asked = _door._is_owned()
+        _wanted.put(type(error))
 
 
 def gated() -> bool:
@@ -67,6 +76,7 @@ def ensure() -> None:
     if _helper is None or not _helper.is_alive():
         _helper = threading.Thread(target=_deliver, name="tpu_lab Ctrl-C", daemon=True)
         _helper.start()
+        sys.unraisablehook = functools.partial(_again, sys.unraisablehook)
     signal.signal(signal.SIGINT, Gate(handler))
 
 
@@ -78,16 +88,32 @@ def after_fork() -> None:
 
 @contextlib.contextmanager
 def hold():
-    """Inside the block, on the main thread, Ctrl-C waits."""
-    global _held
-    if threading.current_thread() is not _main:
+    """Inside the block, on the main thread, Ctrl-C waits; a second Ctrl-C does not, so no block can hang for good.
+
+    For what must be whole: values that change hands, and jax at work on a program, which an exception at the wrong
+    bytecode leaves in the middle of a trace.
+    """
+    if threading.current_thread() is not _main or _door._is_owned():
         yield
-        return
-    _held += 1
-    try:
+    elif gated():
+        try:
+            _door.acquire()  # what the helper raised just before is delivered here, and the door is given back
+            yield
+        finally:
+            if _door._is_owned():
+                Gate.asked = False
+                _door.release()
+    elif (previous := signal.getsignal(signal.SIGINT)) is None:  # a handler that is not Python's
         yield
-    finally:
-        _held -= 1
+    else:
+        caught: list = []
+        signal.signal(signal.SIGINT, lambda *args: caught.append(args))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+            if caught and callable(previous):
+                previous(*caught[-1])
 
 
 @functools.cache
@@ -98,9 +124,20 @@ def _marked(kind: type) -> type:
         kind.__init__(self, *args)
         cls.delivered += 1
 
-    cls = type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__, "delivered": 0})
+    cls = type(
+        kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__, "delivered": 0, "kind": kind}
+    )
     cls.__qualname__ = kind.__qualname__
     return cls
+
+
+def _again(hook, dropped) -> None:
+    """`sys.unraisablehook`: an exception of ours that nobody could catch is raised anew; others are told as before."""
+    kind = getattr(dropped.exc_type, "kind", None)
+    if dropped.exc_type is not None and kind is not None and dropped.exc_type is _marked(kind):
+        _wanted.put(kind)
+    else:
+        hook(dropped)
 
 
 def _deliver() -> None:
@@ -108,13 +145,11 @@ def _deliver() -> None:
         plain = _wanted.get()
         kind = _marked(plain)
         before = kind.delivered
-        while True:
-            while _held:
-                time.sleep(0.001)
+        with _door:
+            if Gate.answered:
+                Gate.answered = False
+                continue
             _raise_in(_main.ident, kind)
-            if not _held:
-                break
-            _clear_in(_main.ident, None)  # the main thread came between the two lines above
         end = time.monotonic() + PATIENCE
         while kind.delivered == before and time.monotonic() < end:
             time.sleep(0.001)
