@@ -32,12 +32,14 @@ TOP = {
     "doctor_probes",
     "script",
     "convert",
+    "jupyter",
     "twins",
     "twins_run",
     "coverage",
     "coverage_command",
     "numerics",
     "guards",
+    "lessons",
 }
 ALL_MAY = {"tpu_lab.viz.number"}  # how numbers are written: pure text, used wherever a sentence is made
 MIDDLE = {p.stem for p in PACKAGE.glob("*.py")} - TOP - {"trace"}

@@ -1,0 +1,99 @@
+"""Beside `notebooks/mingpt.py`: the loss against simpler models, MFU over the sequence, two caches side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+import tpu_lab
+from tpu_lab.models import mingpt
+from tpu_lab.profile import Profile
+from tpu_lab.viz import number, page
+
+LENGTHS = (16, 32, 64, 128, 256)  # characters of a block, whose MFU is compared
+
+
+def loss_curve(losses: Sequence[float], guess: float, alone: float, paired: float) -> page.Piece:
+    """The loss over the steps, in nats a character, against what simpler models reach."""
+    return page.curve(
+        losses,
+        f"{losses[-1]:.2f} nats a character after {len(losses)} steps, {losses[0]:.2f} at first",
+        y="loss, nats a character",
+        levels=[(guess, "guessing"), (alone, "how often each"), (paired, "and the one before")],
+    )
+
+
+def mfu_curve(chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tuple[int, float]] = ()) -> page.Piece:
+    """MFU over the length of a sequence: at most on the chip, and measured here. (characters, share of the peak) each."""
+    said = f"{chip} can use {on_chip[0][1]:.0%} of its peak at {on_chip[0][0]} characters, {on_chip[-1][1]:.0%} at {on_chip[-1][0]}"
+    if here:
+        best = max(here, key=lambda point: point[1])
+        said += f"; this machine uses {best[1]:.0%} at best"
+    lines = {f"{chip}, at most": [100 * share for _, share in on_chip], "here, measured": [100 * share for _, share in here]}
+    return page.curve(
+        {name: line for name, line in lines.items() if line},
+        said,
+        x="block: characters of a sequence",
+        y="MFU, %",
+        at=[length for length, _ in on_chip],
+    )
+
+
+def at_most(config: mingpt.Config, batch: int, compiled: Any) -> float:
+    """The MFU that no step on the chip can exceed: model FLOPs over what the chip's arithmetic could do in its bound."""
+    return mingpt.flops(config, batch) / (compiled.bound_ns / 1e9 * compiled.target.flops)
+
+
+def programs(profile: Profile) -> int:
+    """How many different programs ran."""
+    return len({launch.key for launch in profile.trace.launches})
+
+
+def compiling(profile: Profile) -> float:
+    """Seconds that went into making programs, or into reading them back from disk."""
+    return sum(c.trace_ns + c.lower_ns + c.compile_ns for c in profile.trace.compiles) / 1e9
+
+
+def caches(growing: Profile, static: Profile, places: int) -> page.Piece:
+    """The ledgers of two ways to write, side by side, and how many programs each needed."""
+    tokens = len(static.trace.launches)
+    return page.stack(
+        page.heading(f"{tokens} tokens: {programs(growing)} programs as the cache grows, {programs(static)} with its places ready"),
+        page.facts(
+            (f"{programs(growing)} \u2192 {programs(static)}", "programs"),
+            (f"{compiling(growing):.1f} s \u2192 {compiling(static):.1f} s", "making them, or reading them back from disk"),
+            (f"{number.sig(tokens / (growing.metrics.span.ns / 1e9))} \u2192 {number.sig(tokens / (static.metrics.span.ns / 1e9))}", "tokens a second, all in all"),
+        ),
+        page.beside(
+            page.stack(page.heading("As long as the text"), growing.cache),
+            page.stack(page.heading(f"{places} places at a time"), static.cache),
+            widths=(480, 480),
+        ),
+    )  # fmt: skip
+
+
+def ahead(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What lies beside the notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
+    shares, view = [], None
+    for block in sorted({*LENGTHS, params["block"]}):
+        config = mingpt.Config(layers=params["layers"], width=params["width"], block=block)
+        model = mingpt.Model(config).to(params["device"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=params["rate"])
+        ids, following = (part.to(params["device"]) for part in mingpt.batch(config, params["batch"]))
+
+        def step(model=model, optimizer=optimizer, ids=ids, following=following):
+            with torch.autocast("tpu", torch.bfloat16, enabled=params["dtype"] == "bfloat16"):
+                loss = mingpt.loss(model, ids, following)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        name = f"minGPT d{config.width} L{config.layers} B{params['batch']} T{block}"
+        compiled = tpu_lab.compile_for(step, chip=params["chip"], name=name)
+        if block in LENGTHS:
+            shares.append([block, at_most(config, params["batch"], compiled)])
+        if block == params["block"]:
+            view = compiled.view
+    return {"mfu": shares, "view": view}
