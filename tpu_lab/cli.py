@@ -15,7 +15,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from tpu_lab import convert, coverage_command, script, twins_run
+from tpu_lab import convert, coverage_command, jupyter, script, twins_run
 
 HOST = "127.0.0.1"  # the notebooks run any code: nobody but this machine's user may reach them
 
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     opened.add_argument("path", nargs="?", type=Path, help="a notebook or a folder of notebooks (default: notebooks/)")
     opened.add_argument("--edit", action="store_true", help="open them to be changed, cell by cell, not as a gallery")
     opened.add_argument("--tutorials", action="store_true", help="open the tutorials, which are to be edited")
+    opened.add_argument("--jupyter", action="store_true", help="open their Jupyter twins (.ipynb) in JupyterLab")
     opened.add_argument("--port", type=port_number, help="port on 127.0.0.1 (default: the first free one from 2718)")
     opened.add_argument("--headless", action="store_true", help="open no browser, only print the URL")
     opened.set_defaults(run=open_lab)
@@ -78,10 +79,16 @@ def port_number(text: str) -> int:
 def open_lab(arguments: argparse.Namespace) -> int:
     """Serve the notebooks with marimo on 127.0.0.1, behind an access token; Ctrl-C stops it.
 
-    A folder is a gallery of cards; with --edit it is a list of files whose cells can be changed.
+    A folder is a gallery of cards; with --edit it is a list of files whose cells can be changed. With --jupyter it is
+    JupyterLab over their .ipynb twins.
     """
     wanted = "tutorials" if arguments.tutorials else "notebooks"
+    if arguments.jupyter and not jupyter.is_installed():
+        print(jupyter.MISSING, file=sys.stderr)
+        return 1
     path = arguments.path or find_folder(wanted)
+    if arguments.jupyter and arguments.path is None and path is not None:
+        path = path / jupyter.FOLDER
     if path is None:
         print(
             f"tpu-lab: no folder {wanted}/ here: an installed wheel does not carry it.\n"
@@ -105,6 +112,8 @@ def open_lab(arguments: argparse.Namespace) -> int:
     if arguments.headless:
         print(f"From another machine: ssh -N -L {port}:{HOST}:{port} <this machine>, then open the URL there.")
     token = secrets.token_urlsafe(24)
+    if arguments.jupyter:
+        return jupyter.serve(path, port, token, arguments.headless)
     print(f"In a few seconds at http://{HOST}:{port}/?access_token={token}", flush=True)
     how = ["edit"] if arguments.edit or arguments.tutorials else ["run", "--include-code"]
     command = [sys.executable, "-m", "marimo", "--quiet", "--log-level", "ERROR", *how]

@@ -1,7 +1,7 @@
 """`tpu-lab twins`: for each marimo notebook and tutorial a Jupyter notebook that teaches the same.
 
 Cell by cell: prose becomes text cells, marimo's pieces become those of viz/still.py (a control is the number that it
-starts with, in the one cell `params`), and a last cell, from jupyter/your_turn.md beside the notebooks, profiles with
+starts with, in the one cell `params`), and a last cell, from jupyter/.your_turn.md beside the notebooks, profiles with
 `%%tpu_profile`. Standard library only; running them is in twins_run.py.
 """
 
@@ -70,8 +70,8 @@ def book(path: Path) -> dict:
 
 
 def your_turn(path: Path) -> list[tuple[str, str]]:
-    """The closing cells, ("markdown" or "code", text), from the section of your_turn.md that has the notebook's name."""
-    file = path.parent / HOME / "your_turn.md"
+    """The closing cells, ("markdown" or "code", text), from the section of .your_turn.md that has the notebook's name."""
+    file = path.parent / HOME / ".your_turn.md"
     if not file.exists():
         return []
     found = re.search(rf"^# {re.escape(path.stem)}\n(.*?)(?=^# \w+$|\Z)", file.read_text(encoding="utf-8"), re.M | re.S)
@@ -123,7 +123,10 @@ def cells(source: str) -> list[tuple[str, str, bool]]:
                 first = min([node.lineno, *(d.lineno for d in own)])
                 text = "\n".join(lines[first - 1 : node.end_lineno])
             prose = _prose(text)
-            found += [("markdown", prose, False)] if prose else [("code", text, hidden)] if text else []
+            if prose:
+                found.append(("markdown", prose, False))
+            elif text and not _only_in_an_app(text):
+                found.append(("code", text, hidden))
     return found
 
 
@@ -152,6 +155,16 @@ def _markdown(node: ast.AST) -> str:
     return ""
 
 
+def _only_in_an_app(text: str) -> bool:
+    """Whether a cell is `... if mo.app_meta().mode == "run" else None`: code that is shown where cells are hidden."""
+    last = ast.parse(text).body[-1]
+    return (
+        isinstance(last, ast.Expr)
+        and isinstance(last.value, ast.IfExp)
+        and "app_meta().mode ==" in ast.unparse(last.value.test)
+    )
+
+
 def _apart(text: str) -> tuple[str, str]:
     """(prose, the code without it) of a cell that ends in a stack whose first piece is a plain `mo.md("...")`."""
     tree = ast.parse(text.replace("%load_ext", "#")).body
@@ -173,11 +186,12 @@ def _apart(text: str) -> tuple[str, str]:
     return prose, text.strip("\n")
 
 
-def _cut(text: str, start: tuple[int, int], end: tuple[int, int]) -> str:
+def _cut(text: str, start: tuple[int, int], end: tuple[int | None, int | None]) -> str:
     """The text without what stands from start to end: (line from 1, byte in it)."""
     raw = [line.encode() for line in text.split("\n")]
     head = raw[: start[0] - 1] + [raw[start[0] - 1][: start[1]]]
-    tail = [raw[end[0] - 1][end[1] :]] + raw[end[0] :]
+    last, column = end[0] or start[0], end[1] or 0
+    tail = [raw[last - 1][column:]] + raw[last:]
     return b"\n".join(head[:-1] + [head[-1] + tail[0]] + tail[1:]).decode()
 
 
