@@ -8,9 +8,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import tpu_lab
+from tpu_lab import causal
 from tpu_lab.chips import Peak
 from tpu_lab.metrics import Metrics
 from tpu_lab.models import mingpt
+from tpu_lab.trace import OpRecord
 
 MS = 1_000_000
 
@@ -116,6 +118,64 @@ def test_mingpts_flops_by_hand():
     assert p.metrics.flops - mingpt.flops(config, size) == 3 * tokens * products
     told = Metrics(p.trace, Peak(1e12, "f32", "x", "x"), flops=mingpt.flops(config, size))
     assert told.mfu == pytest.approx(p.metrics.mfu * mingpt.flops(config, size) / p.metrics.flops)
+
+
+class Attention(torch.nn.Module):
+    """f32[2,4,length,8] queries over `keys` keys."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, q, k, v):
+        first = torch.nn.functional.scaled_dot_product_attention(q, k, v, **self.how)
+        return torch.nn.functional.scaled_dot_product_attention(first, k, v, **self.how)
+
+
+def attention(length, keys, how, mode, **given):
+    """A profile of a step, and the FLOPs of all its products: two calls, of a product for scores and one for mixing."""
+    q, k, v = (torch.ones(2, 4, n, 8, device="tpu", requires_grad=True) for n in (length, keys, keys))
+    fn = torch.compile(Attention(**how)) if mode == "compiled" else Attention(**how)
+    p = tpu_lab.profile(
+        lambda: fn(q, k, v).sum().backward(), steps=1, warmup=2, mode="strict" if mode == "compiled" else mode, peak_flops=1e12, **given
+    )  # fmt: skip
+    return p, 3 * 2 * 2 * (2 * 2 * 4 * length * keys * 8)
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused", "compiled"])
+def test_causal_attention_is_half_of_the_model_flops_and_runs_in_full(mode):
+    p, square = attention(16, 16, {"is_causal": True, "dropout_p": 0.1}, mode)
+    m = p.metrics
+    assert sum(op.flops for op in m_ops(p)) == square
+    assert m.flops == square / 2 == m.masked and m.hfu == pytest.approx(2 * m.mfu)
+    assert "HFU, with the masked half of causal attention" in p.summary.html and "HFU" in str(p)
+    assert "causal attention half" in p.summary.html
+
+
+@pytest.mark.parametrize("mode", ["fused", "compiled"])
+@pytest.mark.parametrize("how", [{}, {"attn_mask": "any"}])
+def test_attention_with_no_mask_or_any_mask_counts_in_full(how, mode):
+    if how:
+        how = {"attn_mask": torch.ones(16, 16, device="tpu", dtype=torch.bool)}
+    p, square = attention(16, 16, how, mode)
+    assert p.metrics.flops == square and p.metrics.masked == 0 and p.metrics.hfu == p.metrics.mfu
+
+
+@pytest.mark.parametrize("length, keys, kept", [(8, 16, 1 / 4), (16, 8, 3 / 4)])
+def test_of_a_rectangle_what_is_under_the_diagonal_counts(length, keys, kept):
+    p, square = attention(length, keys, {"is_causal": True}, "strict")
+    assert p.metrics.flops == square * kept
+
+
+def test_an_attention_that_is_one_op_counts_half_too():
+    def op(index, name, inputs, phase, forward=None):
+        static = ("is_causal=True",)
+        return OpRecord(index, f"aten.{name}.default", inputs, ("f32[2,4,16,8]",), static, "matmul", "", "m.py", 3, "", phase, forward, 0, 4096, 0, 0, 0)  # fmt: skip
+
+    qkv = ("f32[2,4,16,8]",) * 3
+    ops = [op(5, "_scaled_dot_product_flash_attention", qkv, "forward"),
+           op(6, "_scaled_dot_product_flash_attention_backward", ("f32[2,4,16,8]", *qkv), "backward", 5)]  # fmt: skip
+    assert causal.masked(ops) == {5: 2048, 6: 2048}
 
 
 def m_ops(p):

@@ -25,6 +25,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
+from tpu_lab import causal
 from tpu_lab.backend.trial import lowered as lowered
 from tpu_lab.profile import Profile, profile
 from tpu_lab.score import KINDS, CodeLine, Outcome, Score, Tally
@@ -239,7 +240,9 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
 def _work(step: tuple[list, list, float]) -> float:
     """Model FLOPs of a step: its matmuls, as in Metrics.flops; of compiled graphs, which have no ops, the launches'."""
     ops, launches, _ = step
-    return sum(op.flops for op in ops if op.kind == "matmul" and not op.recomputed) or sum(r.flops for r in launches)
+    dropped = causal.masked(ops, launches)
+    own = sum(op.flops - dropped.get(op.index, 0) for op in ops if op.kind == "matmul" and not op.recomputed)
+    return own or sum(r.flops for r in launches)
 
 
 def _steps(recorded: Profile) -> list[tuple[list, list, float]]:

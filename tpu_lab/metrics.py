@@ -26,7 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tpu_lab import costs
+from tpu_lab import causal, costs
 from tpu_lab.chips import Peak
 from tpu_lab.trace import Trace
 
@@ -298,9 +298,9 @@ class Metrics:
         """Model FLOPs a step: matmuls and convolutions as they ran, one multiply-add = 2; or what the caller gave.
 
         Not in it: embeddings (they look up), elementwise work, and what runs a second time for torch.utils.checkpoint.
-        A backward pass comes to twice its forward pass, a product for each of a product's two inputs. Causal attention that
-        is written out computes the whole square: records cannot know that half of it is masked. By the convention it
-        counts half: give `flops=` (`tpu_lab.models.mingpt.flops`) for that.
+        A backward pass comes to twice its forward pass, a product for each of a product's two inputs. Attention with
+        `is_causal=True` counts half (causal.py). One that is written out counts in full: records cannot know that its
+        mask is causal. Give `flops=` (`tpu_lab.models.mingpt.flops`) for that.
         """
         if self._flops is not None:
             return float(self._flops)
@@ -309,7 +309,7 @@ class Metrics:
         if not matmul:  # compiled graphs have launches without ATen calls
             steps = self.steady or (self.span,)
             matmul = sum(r.flops for s in steps for r in self.launches_in(s) if not r.ops)
-        return matmul / self.n
+        return matmul / self.n - self.masked
 
     @cached_property
     def bytes(self) -> float:
@@ -332,9 +332,23 @@ class Metrics:
         return sum(op.flops for op in own if op.kind == "matmul" and op.recomputed) / self.n
 
     @cached_property
+    def masked(self) -> float:
+        """FLOPs a step that make only what a causal mask throws away: they ran, and are no model FLOPs."""
+        own = [self.trace.ops[i] for i in self.step_ops]
+        dropped = causal.masked(own, self.trace.launches)
+        return sum(dropped.get(op.index, 0) for op in own if op.kind == "matmul" and not op.recomputed) / self.n
+
+    @cached_property
     def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation: as MFU, with the recomputation in it (Korthikanti et al. 2022, arXiv 2205.05198)."""
-        return None if self.mfu is None else self.mfu * (1 + self.recomputed / self.flops)
+        """Hardware FLOPs utilisation: as MFU, with the recomputation in it (Korthikanti et al. 2022, arXiv 2205.05198)
+        and with causal attention as it ran, in full."""
+        return None if self.mfu is None else self.mfu * (1 + (self.recomputed + self.masked) / self.flops)
+
+    @property
+    def also_ran(self) -> str:
+        """What is in HFU and not in MFU, in words; "" when they are one."""
+        parts = ["recomputation"] * bool(self.recomputed) + ["the masked half of causal attention"] * bool(self.masked)
+        return " and ".join(parts)
 
     @cached_property
     def matmul_share(self) -> float:

@@ -191,14 +191,14 @@ def _facts(m: Metrics) -> tuple[Fact, ...]:
         facts.append(Fact((number.time_pair(m.wall_ns),), "the whole block, measured once"))
     if m.mfu is not None and m.peak is not None:
         over = " \u00b7 over 100%: check the peak" if m.mfu > 1 else ""
-        hardware = ((number.percent(m.hfu), "HFU, with recomputation"),) if m.recomputed else ()
+        hardware = ((number.percent(m.hfu), f"HFU, with {m.also_ran}"),) if m.also_ran else ()
         left_out = ", compile left out" if m.step_split.compile else ""
         facts.append(
             Fact(((number.percent(m.mfu), "MFU"), *hardware), f"of {number.rate(m.peak.flops)}, {m.peak.label}{left_out}{over}")
         )
     elif m.flops:
         facts.append(Fact(((number.NONE, "MFU"),), "no peak is known for this chip: give peak_flops="))
-    caption = "model FLOPs a step" if m.steady else "model FLOPs"
+    caption = ("model FLOPs a step" if m.steady else "model FLOPs") + (", causal attention half" if m.masked else "")
     if not m.flops:
         facts.append(
             Fact((number.pair(m.bytes, number._SIZES),), "in and out of the launches" + (" a step" if m.steady else ""))

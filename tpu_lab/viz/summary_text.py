@@ -84,7 +84,7 @@ def _facts(m: Metrics) -> list[tuple[str, str, str]]:
         second = (
             "MFU",
             number.percent(m.mfu),
-            (f", HFU {number.percent(m.hfu)}" if m.recomputed else "") + f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""),
+            (f", HFU {number.percent(m.hfu)}" if m.also_ran else "") + f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""),
         )
     n = m.outcomes()
     spent = f" ({number.time(m.whole.compile)} to compile)" if m.whole.compile else ""
