@@ -12,6 +12,7 @@ import nbformat
 import pytest
 import torch
 
+from tpu_lab.lessons import mingpt as lesson
 from tpu_lab.models import data, dlrm, mingpt, unet
 from tpu_lab.viz import ahead
 
@@ -19,9 +20,20 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 SMALL = {
     "hello": {"device": "tpu", "rows": 16, "look": 4},
+    "modes": {
+        "device": "tpu",
+        "chip": "v6e",
+        "modes": ["strict", "fused", "compiled"],
+        "width": 16,
+        "layers": 1,
+        "batch": 16,
+        "steps": 1,
+    },
     "mingpt": {
         "device": "tpu",
+        "chip": "v6e",
         "mode": "fused",
+        "dtype": "float32",
         "batch": 4,
         "block": 16,
         "layers": 1,
@@ -29,7 +41,11 @@ SMALL = {
         "rate": 1e-2,
         "steps": 12,
         "longer": 24,
+        "reach": 4.0,
         "letters": 20,
+        "lengths": [8, 16],
+        "read": 6,
+        "places": 16,
     },
     "resnet": {
         "device": "tpu",
@@ -146,6 +162,47 @@ def test_hello_draws_what_ran(notebook):
     assert 'role="figure"' in strict and "<script" not in strict + fused
 
 
+@pytest.fixture(scope="module")
+def small_modes(notebook):
+    _, definitions = notebook("modes").app.run(defs={"params": SMALL["modes"]})
+    return definitions
+
+
+def test_modes_counts_launches_and_misses(notebook, small_modes):
+    rows = {row["mode"]: row for row in notebook("modes").costs(small_modes["seen"])}
+    assert list(rows) == ["strict", "fused", "compiled"]
+    assert rows["strict"]["launches a step"] > 10 > 4 >= rows["compiled"]["launches a step"] > 1
+    assert rows["fused"]["launches a step"] == 1
+    for mode, row in rows.items():
+        launches = small_modes["seen"].profiles[mode].trace.launches
+        assert row["misses"] + row["disk hits"] + row["hits"] == len(launches) > row["misses"] + row["disk hits"]
+        assert 0 < row["a step after it"]
+
+
+def test_modes_every_mode_and_the_cpu_compute_the_same(notebook, small_modes):
+    losses = small_modes["seen"].rows.set_index("mode").loss
+    assert list(losses.index) == ["strict", "fused", "compiled", "native CPU"]
+    assert losses.tolist() == pytest.approx([losses["native CPU"]] * 4, rel=notebook("modes").TOLERANCE)
+
+
+def test_modes_says_what_changed(notebook, small_modes):
+    module, before = notebook("modes"), small_modes["seen"]
+    after = module.compare(16, 2, 16, ["fused"], 1, "tpu")
+    assert module.changed(before, after).startswith("What changed, fused: ")
+    assert module.changed(after, module.compare(16, 1, 16, ["strict"], 1, "tpu")) is None, "no mode in common"
+
+
+def test_modes_none_chosen_says_so(notebook):
+    outputs, definitions = notebook("modes").app.run(defs={"params": {**SMALL["modes"], "modes": []}})
+    assert definitions["seen"] is None
+    assert any("No mode is chosen" in repr(output) for output in outputs)
+
+
+def test_modes_more_programs_more_bytes_on_a_tpu(notebook):
+    fused, compiled = ahead.of("modes")["rows"]
+    assert fused["programs"] == 1 < compiled["programs"] and fused["moved"] < compiled["moved"]
+
+
 def test_mingpt_learns_and_writes(small_mingpt):
     _, definitions = small_mingpt
     run = definitions["short"]
@@ -176,15 +233,44 @@ def test_mingpt_every_mode_gives_the_losses_of_the_cpu(notebook):
     batches = [mingpt.batch(config, 4, seed) for seed in range(4)]
     expected = list(module.train(mingpt.Model(config), batches, 1e-2))
     for mode in ("strict", "debug", "fused", "compile"):
-        run = module.run(config, mode, 4, 1e-2, 4, "tpu", title=mode)
+        chosen = {"mode": mode, "dtype": "float32", "batch": 4, "rate": 1e-2}
+        run = module.run(config, chosen, 4, "tpu", title=mode)
         torch.testing.assert_close(torch.tensor(run.losses), torch.tensor(expected), rtol=1e-5, atol=0)
 
 
-def test_mingpt_the_loss_stands_against_simpler_models(notebook):
-    html = notebook("mingpt").loss_curve([4.5, 3.2, 3.0], 4.56, 3.15, 2.39).html
+def test_mingpt_multiplies_in_bfloat16_when_told(notebook):
+    config = mingpt.Config(layers=1, heads=2, width=32, block=16)
+    chosen = {"mode": "fused", "dtype": "bfloat16", "batch": 4, "rate": 1e-2}
+    run = notebook("mingpt").run(config, chosen, 3, "tpu", title="")
+    products = [op for op in run.profile.trace.ops if op.kind == "matmul"]
+    assert products and all("bf16" in str(op.inputs) for op in products)
+    assert abs(run.losses[0] - 4.56) < 0.3 and run.losses[-1] < run.losses[0]
+
+
+def test_mingpt_the_loss_stands_against_simpler_models():
+    html = lesson.loss_curve([4.5, 3.2, 3.0], 4.56, 3.15, 2.39).html
     assert "3.00 nats a character after 3 steps" in html and 'role="img"' in html
     for words in ("guessing", "how often each", "and the one before"):
         assert f">{words}<" in html
+
+
+def test_mingpt_mfu_grows_with_the_sequence(small_mingpt):
+    stored = small_mingpt[1]["stored"]["mfu"]
+    assert [length for length, _ in stored] == list(lesson.LENGTHS)
+    assert [length for length, _ in small_mingpt[1]["here"]] == [8, 16] and all(
+        share for _, share in small_mingpt[1]["here"]
+    )
+    html = lesson.mfu_curve("v6e", stored, small_mingpt[1]["here"]).html
+    assert ">v6e, at most<" in html and ">here, measured<" in html and "nan" not in html
+
+
+def test_mingpt_a_cache_that_grows_compiles_for_each_character_and_a_static_one_once(small_mingpt):
+    growing, static = (small_mingpt[1][name][0] for name in ("growing", "static"))
+    assert [launch.cache == "hit" for launch in growing.trace.launches] == [False] * 6
+    assert [launch.cache == "hit" for launch in static.trace.launches] == [False] + [True] * 5
+    assert all("grows by one" in compile.why for compile in growing.trace.compiles[3:])
+    shown = lesson.caches(growing, static, 16).html
+    assert "6 tokens: 6 programs as the cache grows, 1 with its places ready" in shown and "grows by one" in shown
 
 
 @pytest.fixture(scope="module")
