@@ -36,23 +36,24 @@ DTYPES = tuple("float32 float64 bfloat16 float16 int64 int32 uint8 bool complex6
 QUICK = (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True))  # values, not speed
 # It puts the generator back, and then nobody sees that a call was random: `run` seeds each call.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+CHUNK = 120  # entries that a process of the sweep takes: PyTorch's database takes seconds to import
 ENTRIES = {op.formatted_name: op for op in op_db}
 
 
-def spread(items: list, budget: int) -> list[tuple[int, object]]:
-    """(position, item): the first two, and others evenly among the rest."""
+def spread(items: list, budget: int, also=()) -> list[tuple[int, object]]:
+    """(position, item): the first two, others evenly among the rest, and those at the positions `also`."""
     if len(items) <= budget:
         return list(enumerate(items))
     first = list(range(min(2, budget)))
     rest = budget - len(first)
     picked = first + [2 + (len(items) - 3) * (i + 1) // rest for i in range(rest)]
-    return [(i, items[i]) for i in dict.fromkeys(picked)]
+    return [(i, items[i]) for i in dict.fromkeys([*picked, *also]) if i < len(items)]
 
 
-def samples(op, dtype, budget, requires_grad=False):
+def samples(op, dtype, budget, requires_grad=False, also=()):
     """The entry's own samples, as many as the budget allows."""
-    torch.manual_seed(0)
-    return spread(list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad)), budget)
+    torch.default_generator.manual_seed(0)
+    return spread(list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad, set_seed=False)), budget, also)
 
 
 def possible(op, dtype) -> list[str]:
@@ -73,43 +74,53 @@ def possible(op, dtype) -> list[str]:
     return found
 
 
-def check(op, dtype, form: str, mode: str = "strict", budget: int = 4) -> tuple[int, list[Failure]]:
-    """(samples that ran, failures) of one form of an entry."""
-    name = op.formatted_name
+def check(op, dtype, form: str, mode: str = "strict", budget: int = 4, also=()) -> tuple[int, list[Failure]]:
+    """(samples that ran, failures) of one form of an entry. also: positions of samples beyond the budget's.
+
+    In fused mode all samples wait in one graph and run as one program.
+    """
     word = str(dtype).removeprefix("torch.")
-    failures, count = [], 0
     before, state.compiler_options = state.compiler_options, QUICK
     try:
         with state.mode_scope(mode):
-            for i, sample, found in _found(op, dtype, form, budget):
-                count += 1
-                if found is not None:
-                    failures.append(Failure(name, word, form, mode, i, *found, str(sample.summary())[:400]))
+            found = list((_errors if form == "errors" else _samples)(op, dtype, form, budget, also, mode != "fused"))
     finally:
         state.compiler_options = before
-    return count, failures
+    failures = [
+        Failure(op.formatted_name, word, form, mode, i, *wrong, str(sample.summary())[:400]) for i, sample, wrong in found if wrong
+    ]
+    return len(found), failures
 
 
-def _found(op, dtype, form, budget):
+def _samples(op, dtype, form, budget, also, wait):
     """(position, sample, what differs) of each sample."""
     stays = forms.STAYS.get(op.name, 0)
-    if form == "errors":
-        for i, error in spread(list(op.error_inputs("cpu")), budget):
-            sample = error.sample_input
-            kinds = error.error_type if isinstance(error.error_type, tuple) else (error.error_type,)
-            want = forms.run(forms.forward(op), sample, "cpu", stays)
-            if want.error is None:
-                continue  # an error of another device
-            got = forms.run(forms.forward(op), sample, "tpu", stays)
-            found = [forms.raised_as(got, k, str(want.error)) for k in (*kinds, type(want.error))]
-            yield i, sample, None if None in found else found[-1]
-        return
-    for i, sample in samples(op, dtype, budget, form in ("backward", "double")):
-        if form == "inplace" and sample.broadcasts_input:
-            continue
-        yield i, sample, forms.compare(op.name, getattr(forms, form)(op), sample, stays=stays)
-        if form == "out" and i == 0:
-            yield i, sample, forms.compare(op.name, forms.out(op, (0,)), sample, stays=stays)
+    picked = samples(op, dtype, budget, form in ("backward", "double"), also)
+    if form == "inplace":
+        picked = [(i, s) for i, s in picked if not s.broadcasts_input]
+    calls = [(i, s, getattr(forms, form)(op)) for i, s in picked]
+    if form == "out" and picked:  # once more with `out=` of another shape, which is resized
+        calls.append((*picked[0], forms.out(op, (0,))))
+    got = [forms.run(call, s, "tpu", stays, wait=wait) for _, s, call in calls]
+    if not wait:
+        try:
+            torch.tpu.synchronize()
+        except Exception:  # whose was it?
+            got = [forms.run(call, s, "tpu", stays) for _, s, call in calls]
+    for (i, sample, call), outcome in zip(calls, got):
+        want = forms.run(call, sample, "cpu", stays)
+        yield i, sample, forms.judged(op.name, call, sample, want, outcome, stays)
+
+
+def _errors(op, dtype, form, budget, also, wait):
+    """The same for the entry's wrong calls: the type of the error counts."""
+    stays = forms.STAYS.get(op.name, 0)
+    call = forms.forward(op)
+    for i, error in spread(list(op.error_inputs("cpu", set_seed=False)), budget, also):
+        want = forms.run(call, error.sample_input, "cpu", stays)
+        if want.error is not None:  # else it is an error of another device
+            got = forms.run(call, error.sample_input, "tpu", stays)
+            yield i, error.sample_input, forms.raised_as(got, type(want.error), str(want.error))
 
 
 def tidy() -> None:
@@ -139,8 +150,6 @@ def main(arguments=None) -> int:
     names = [n for n in ENTRIES if _asked(n, args.names)]
     rows = _sweep(names, args)
     failures = [f for row in rows for f in row["failures"]]
-    if args.json:
-        Path(args.json).write_text(json.dumps({"rows": rows}, indent=1))
     for f in failures:
         print(Failure(**f))
     whole = sum(not row["failures"] for row in rows)
@@ -175,7 +184,8 @@ def _row(name, args) -> dict:
 def _work(args) -> int:
     """Names from standard input, a row of JSON for each."""
     for i, name in enumerate(line.strip() for line in sys.stdin):
-        print(json.dumps(_row(name, args)), flush=True)
+        row = json.dumps(_row(name, args))
+        print(row, flush=True)
         if i % 20 == 19:
             tidy()
     return 0
@@ -188,12 +198,17 @@ def _sweep(names, args) -> list[dict]:
     queue, rows, running = list(names), [], []
     while queue or running:
         while queue and len(running) < args.jobs:
-            take, queue = queue[:25], queue[25:]
+            take, queue = queue[:CHUNK], queue[CHUNK:]
             running.append((take, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)))
             running[-1][1].stdin.write("\n".join(take))
             running[-1][1].stdin.close()
         take, process = running.pop(0)
-        done = [json.loads(line) for line in process.stdout if line.startswith("{")]
+        done = []
+        for line in process.stdout:
+            done.append(json.loads(line))
+            print(f"{len(rows) + len(done)} of {len(names)} {done[-1]['entry']} {len(done[-1]['failures'])}", file=sys.stderr, flush=True)
+            if args.json:
+                Path(args.json).write_text(json.dumps({"rows": rows + done}, indent=1))
         rows += done
         left = take[len(done) :]
         if process.wait() and left:
@@ -201,7 +216,6 @@ def _sweep(names, args) -> list[dict]:
             failure = vars(Failure(left[0], args.dtypes, args.forms, args.modes, 0, "crash", text, ""))
             rows.append({"entry": left[0], "samples": 0, "seconds": 0, "ran": [], "failures": [failure], "fallbacks": []})
             queue = left[1:] + queue
-        print(f"{len(rows)} of {len(names)}", file=sys.stderr, flush=True)
     return sorted(rows, key=lambda r: names.index(r["entry"]))
 
 

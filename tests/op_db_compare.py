@@ -29,27 +29,36 @@ def host(value):
     return value.detach().cpu().resolve_conj().resolve_neg()
 
 
-def differs(got, want, factor: float = 1.0, strides: bool = True, values: bool = True) -> str | None:
+def narrowed(wide, like):
+    """The results of a call in a wider dtype, rounded to the dtypes of `like`."""
+
+    def one(w, n):
+        return w.to(n.dtype) if isinstance(w, torch.Tensor) and isinstance(n, torch.Tensor) else w
+
+    return tree.tree_map(one, wide, like)
+
+
+def differs(got, want, values: bool = True, strides: bool = True) -> str | None:
     """What is wrong with `got` (on the device) against `want` (on the CPU), in a sentence; None if nothing is."""
     gots, spec = tree.tree_flatten(got)
     wants, expected = tree.tree_flatten(want)
     if len(gots) != len(wants):
         return f"structure: {spec} instead of {expected}"
     for i, (g, w) in enumerate(zip(gots, wants)):
-        wrong = _one(g, w, factor, strides, values)
+        wrong = _one(g, w, values, strides)
         if wrong:
             return f"{wrong} (output {i})" if len(wants) > 1 else wrong
     return None
 
 
-def _one(got, want, factor, strides, values) -> str | None:
+def _one(got, want, values, strides) -> str | None:
     if not isinstance(want, torch.Tensor):
         if not isinstance(got, type(want)):
             return f"type: {type(got).__name__} instead of {type(want).__name__}"
         if isinstance(want, torch.device):
             return None
         if isinstance(want, (float, complex)):
-            return _values(torch.tensor(got), torch.tensor(want), factor) if values else None
+            return _values(torch.tensor(got), torch.tensor(want)) if values else None
         return None if got == want or not values else f"value: {got} instead of {want}"
     if not isinstance(got, torch.Tensor):
         return f"type: {type(got).__name__} instead of a tensor"
@@ -64,7 +73,7 @@ def _one(got, want, factor, strides, values) -> str | None:
         return None
     if want.layout != torch.strided:
         want, got = want.to_dense(), got.to_dense()
-    return _values(host(got), host(want), factor)
+    return _values(host(got), host(want))
 
 
 def _real_strides(tensor):
@@ -72,7 +81,7 @@ def _real_strides(tensor):
     return [s for n, s in zip(tensor.shape, tensor.stride()) if n > 1] if tensor.numel() else []
 
 
-def _values(got, want, factor) -> str | None:
+def _values(got, want) -> str | None:
     if want.is_quantized:
         got, want = got.dequantize(), want.dequantize()
     rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0))
@@ -85,7 +94,7 @@ def _values(got, want, factor) -> str | None:
         got, want, (rtol, atol) = got.to(torch.complex64), want.to(torch.complex64), TOLERANCE[torch.float16]
     try:
         torch.testing.assert_close(
-            got, want, rtol=rtol * factor, atol=min(atol * factor * scale, 1e30), equal_nan=True, check_stride=False, check_dtype=False
+            got, want, rtol=rtol, atol=min(atol * scale, 1e30), equal_nan=True, check_stride=False, check_dtype=False
         )
     except AssertionError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]

@@ -12,7 +12,7 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from op_db_compare import WIDER, differs
+from op_db_compare import WIDER, differs, narrowed
 from torch.utils import _pytree as tree
 
 FORMS = ("forward", "inplace", "out", "backward", "double")
@@ -52,8 +52,8 @@ class Outcome:
 class Mover:
     """Copies of a sample's values for one run, on the CPU or on the device. Tensors on one storage stay on one."""
 
-    def __init__(self, device: str, dtype=None):
-        self.device, self.dtype, self.flats, self.tensors = device, dtype, {}, []
+    def __init__(self, device: str, wide=False):
+        self.device, self.wide, self.flats, self.tensors = device, wide, {}, []
 
     def __call__(self, value):
         if isinstance(value, torch.Tensor):
@@ -65,7 +65,7 @@ class Mover:
             return {k: self(v) for k, v in value.items()}
         if self.device != "cpu" and (value == "cpu" if isinstance(value, str) else value == torch.device("cpu")):
             return self.device
-        if self.dtype and value in WIDER:
+        if self.wide and value in WIDER:
             return WIDER[value]
         return value
 
@@ -74,7 +74,7 @@ class Mover:
             made = t.detach().clone().to(self.device)
         else:
             made = self._window(t.detach())
-        if self.dtype and made.dtype in WIDER:
+        if self.wide and made.dtype in WIDER:
             made = made.to(WIDER[made.dtype])
         made.requires_grad_(t.requires_grad)
         self.tensors.append((made, made._version))
@@ -111,19 +111,23 @@ def limited():
         signal.signal(signal.SIGALRM, before)
 
 
-def run(call, sample, device: str, stays=0, dtype=None) -> Outcome:
-    """call(sample's input, args, kwargs, process, device) on copies of the sample's values."""
-    move = Mover(device, dtype)
-    torch.manual_seed(7)
+def run(call, sample, device: str, stays=0, wide=False, wait=True) -> Outcome:
+    """call(sample's input, args, kwargs, process, device) on copies of the sample's values.
+
+    stays: its args stay on the CPU; wide: half types become float32; wait: for the device, which may find an error.
+    """
+    move = Mover(device, wide)
+    torch.default_generator.manual_seed(7)
+    torch.tpu.manual_seed(7)
     before = torch.get_rng_state() if device == "cpu" else None
     outcome = Outcome()
     with warnings.catch_warnings(), limited():
         warnings.simplefilter("ignore")
         try:
             inputs, kwargs = move(sample.input), move(sample.kwargs)
-            args = Mover("cpu", dtype)(sample.args) if stays else move(sample.args)
+            args = Mover("cpu", wide)(sample.args) if stays else move(sample.args)
             outcome.value = call(inputs, args, kwargs, sample.output_process_fn_grad, device)
-            if device != "cpu":
+            if device != "cpu" and wait:
                 torch.tpu.synchronize()
         except Exception as error:
             outcome.error = error
@@ -204,29 +208,23 @@ def _like(t, seed, device):
     return made.to(t.dtype).to(device)
 
 
-def compare(name, call, sample, factor=1.0, strides=True, stays=0) -> tuple[str, str] | None:
-    """(kind, text) of what differs between the CPU and the device; None if nothing does."""
-    want = run(call, sample, "cpu", stays)
-    got = run(call, sample, "tpu", stays)
+def judged(name, call, sample, want: Outcome, got: Outcome, stays=0) -> tuple[str, str] | None:
+    """(kind, text) of what differs between the CPU's outcome and the device's; None if nothing does."""
     if want.error is not None:
         return raised_as(got, type(want.error), str(want.error))
     if got.error is not None:
-        return "error", f"{type(got.error).__name__}: {str(got.error)[:600]}"
+        return "error", f"error: {type(got.error).__name__}: {str(got.error)[:600]}"
     values = not want.random and name not in UNINITIALISED
-    wrong = differs(got.value, want.value, factor, strides, values)
+    wrong = differs(got.value, want.value, values)
     if wrong is None:
         if len(got.written) != len(want.written):
             return "mutation", f"mutation: {len(got.written)} arguments were written instead of {len(want.written)}"
-        wrong = differs(got.written, want.written, factor, strides, values)
+        wrong = differs(got.written, want.written, values)
         return ("mutation", f"mutation: {wrong}") if wrong else None
     if wrong.startswith("values") and any(t.dtype in WIDER for t in tree.tree_leaves(want.value) if isinstance(t, torch.Tensor)):
-        wide = run(call, sample, "cpu", stays, True)
-        if wide.error is None:
-            narrow = tree.tree_map(
-                lambda w, n: w.to(n.dtype) if isinstance(w, torch.Tensor) and isinstance(n, torch.Tensor) else w, wide.value, want.value
-            )
-            if differs(got.value, narrow, factor, strides) is None:
-                return None
+        wide = run(call, sample, "cpu", stays, wide=True)
+        if wide.error is None and differs(got.value, narrowed(wide.value, want.value), values, strides=False) is None:
+            return None
     return wrong.split(":")[0], wrong
 
 

@@ -37,6 +37,8 @@ def cholesky_ex(x, upper=False, check_errors=False):
 def _first_bad_minor(x):
     """How many rows of an unpivoted elimination it takes to meet a pivot that is not positive."""
     n = x.shape[-1]
+    if not n:
+        return jnp.zeros(x.shape[:-2], jnp.int32)
 
     def step(k, state):
         a, first = state

@@ -136,13 +136,13 @@ def soft_margin_loss_backward(grad, x, target, reduction):
 
 
 def _last_classes(x, target, *_, **__):
-    return [Bound(target, x.shape[-1], "Target {} is out of bounds: there are {size} classes")]
+    return [Bound(target, x.shape[-1] if x.ndim else 1, "Target {} is out of bounds: there are {size} classes")]
 
 
 @op(aten.multi_margin_loss, kind="reduce", bounds=_last_classes)
 def multi_margin_loss(x, target, p=1, margin=1, weight=None, reduction=MEAN):
     """Each sample: sum over wrong classes j of max(0, margin - x[target] + x[j]) ** p * weight[target] / C."""
-    rows, shape = wide(x).reshape(-1, x.shape[-1]), target.shape
+    rows, shape = jnp.atleast_2d(wide(x)), target.shape
     target = target.reshape(-1, 1).astype(jnp.int32)
     z = jnp.asarray(margin).astype(rows.dtype) - jnp.take_along_axis(rows, target, 1) + rows
     z = jnp.where((z > 0) & (jnp.arange(rows.shape[1]) != target), z, 0)
@@ -160,7 +160,7 @@ def multi_margin_loss_backward(grad, x, target, p, margin, weight=None, reductio
 
 def _listed_targets(target):
     """(class indices before the first -1 of each row, which places hold one), both [N, C]."""
-    rows = target.reshape(-1, target.shape[-1]).astype(jnp.int32)
+    rows = jnp.atleast_2d(target).astype(jnp.int32)
     valid = jnp.cumsum(rows < 0, 1) == 0
     return jnp.where(valid, rows, 0), valid
 
@@ -174,7 +174,7 @@ def multilabel_margin_loss(x, target, reduction):
 
 
 def _multilabel(x, target):
-    rows = x.reshape(-1, x.shape[-1])
+    rows = jnp.atleast_2d(x)
     listed, valid = _listed_targets(target)
     n, c = rows.shape
     row = jnp.arange(n, dtype=jnp.int32)[:, None]

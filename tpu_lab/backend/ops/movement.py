@@ -100,7 +100,7 @@ def im2col(x, kernel_size, dilation, padding, stride):
         for i in range(0, kernel_size[0] * dilation[0], dilation[0])
         for j in range(0, kernel_size[1] * dilation[1], dilation[1])
     ]
-    return jnp.stack(slices, 2).reshape(x.shape[0], -1, size[0] * size[1])
+    return jnp.stack(slices, 2).reshape(x.shape[0], x.shape[1] * len(slices), size[0] * size[1])
 
 
 @op(aten.col2im, kind="movement")

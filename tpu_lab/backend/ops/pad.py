@@ -26,13 +26,13 @@ def constant_pad_nd(x, pad, value=0):
 
 
 def _bordered(x, padding, mode):
-    """Mirrored or repeated borders, one dimension after the other; negative pads cut."""
+    """Mirrored or repeated borders, one dimension after the other; negative pads cut afterwards: a border may repeat what is cut."""
     for axis, (before, after) in enumerate(_pairs(padding, x.ndim)):
-        n = x.shape[axis]
-        x = lax.slice_in_dim(x, max(0, -before), n - max(0, -after), axis=axis)
-        before, after = max(before, 0), max(after, 0)
-        if before or after:
-            x = jnp.pad(x, [(before, after) if a == axis else (0, 0) for a in range(x.ndim)], mode=mode)
+        if before > 0 or after > 0:
+            widths = [(max(before, 0), max(after, 0)) if a == axis else (0, 0) for a in range(x.ndim)]
+            x = jnp.pad(x, widths, mode=mode)
+        if before < 0 or after < 0:
+            x = lax.slice_in_dim(x, max(0, -before), x.shape[axis] - max(0, -after), axis=axis)
     return x
 
 
