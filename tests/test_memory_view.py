@@ -38,11 +38,11 @@ class Net(torch.nn.Module):
         return (x * self.scale).square().mean()
 
 
-def weights_and_step(compile=False):
+def weights_and_step(compile=False, rows=32):
     model = Net().to("tpu")
     optimizer = torch.optim.AdamW(model.parameters())
     run = torch.compile(model) if compile else model
-    x = torch.ones(32, 16, device="tpu")
+    x = torch.ones(rows, 16, device="tpu")
 
     def step():
         optimizer.zero_grad()
@@ -103,7 +103,7 @@ def test_activations_are_known_by_module_and_line(recorded):
 
 
 def test_a_fused_step_says_what_is_inside_the_program():
-    _, step = weights_and_step()
+    _, step = weights_and_step(rows=20_000)  # large beside whatever other tests of this process left
     p = tpu_lab.profile(step, steps=2, warmup=2, mode="fused", peak_flops=1e12)
     (program,) = {p.trace.programs[r.key] for r in p.metrics.launches_in(p.metrics.span) if len(r.ops) > 9}
     assert program.scratch() == program.compiled.memory_analysis().temp_size_in_bytes > 0
@@ -113,14 +113,14 @@ def test_a_fused_step_says_what_is_inside_the_program():
 
 
 def test_what_the_host_sent_and_what_is_older_is_called_so():
-    old = torch.ones(1000).to("tpu")
+    old = torch.ones(10_000_000).to("tpu")  # large beside whatever other tests of this process left
     with tpu_lab.profile(mode="debug", peak_flops=1e12) as p:
-        new = torch.ones(500).to("tpu")
+        new = torch.ones(5_000_000).to("tpu")
         total = new.sum() + old.sum()
     owners = {(h.owner, h.bytes) for h in p.trace.held}
-    assert ("before", 4000) in owners and ("inputs", 2000) in owners
+    assert ("before", 40_000_000) in owners and ("inputs", 20_000_000) in owners
     assert "copied from the host" in str(p.memory) and "made before the profile" in str(p.memory)
-    assert total.item() == 1500
+    assert total.item() == 15_000_000
 
 
 @pytest.mark.parametrize("mode", ["debug", "fused"])
