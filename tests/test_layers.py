@@ -30,6 +30,7 @@ TOP = {
     "export",
     "doctor",
     "doctor_probes",
+    "doctor_workshop",
     "script",
     "convert",
     "jupyter",

@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     examined = commands.add_parser("doctor", help="what is installed, which device, what is wrong and the way out")
     examined.add_argument("--json", action="store_true", help="print the findings as JSON")
     examined.add_argument("--chip", action="store_true", help="also take the TPU chip for a moment and run an op on it")
+    examined.add_argument("--workshop", action="store_true", help="also what a workshop needs, with a smoke run")
     examined.set_defaults(run=doctor)
 
     measured = commands.add_parser("bench", help="what the backend costs beside native PyTorch and plain jax")
@@ -163,5 +164,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     from tpu_lab import doctor as rounds
 
     findings = rounds.examine(use_chip=arguments.chip)
+    if arguments.workshop:
+        from tpu_lab import doctor_workshop
+
+        findings += doctor_workshop.examine()
     print(rounds.as_json(findings) if arguments.json else rounds.as_text(findings))
     return 1 if any(f.status == "problem" for f in findings) else 0

@@ -48,11 +48,13 @@ def guarded(name: str, probe: Callable[..., list[Finding]], *arguments) -> list[
 # ---- the device, in a child process --------------------------------------------------------------------------------
 
 
-def run_child(environ: Mapping[str, str]) -> subprocess.CompletedProcess:
-    """Run `on_device` in a new Python process. Raises subprocess.TimeoutExpired after CHILD_SECONDS."""
+def run_child(
+    environ: Mapping[str, str], code: str = "from tpu_lab.doctor import on_device; on_device()"
+) -> subprocess.CompletedProcess:
+    """Run `on_device`, or other code, in a new Python process. Raises subprocess.TimeoutExpired after CHILD_SECONDS."""
     source = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join(p for p in (source, environ.get("PYTHONPATH", "")) if p)
-    command = [sys.executable, "-P", "-c", "from tpu_lab.doctor import on_device; on_device()"]
+    command = [sys.executable, "-P", "-c", code]
     environment = {**environ, "PYTHONPATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)
 
@@ -66,21 +68,23 @@ def device(machine: Machine, use_chip: bool, run: Run) -> list[Finding]:
         skipped = [
             Finding("chip op", "note", "not tried, as it takes the chip for a moment", "`tpu-lab doctor --chip`")
         ]
+    return from_child("device", run, environ) + skipped
+
+
+def from_child(name: str, run: Run, environ: Mapping[str, str]) -> list[Finding]:
+    """The findings that a child process printed behind MARK, or one that says how it failed."""
     try:
         done = run(environ)
     except subprocess.TimeoutExpired as error:
         text = f"`import tpu_lab` and a small op did not end within {error.timeout:.0f} s"
-        return [
-            Finding("device", "problem", text, "TPU_LAB_PLATFORM=cpu shows whether the chip is what hangs"),
-            *skipped,
-        ]
+        return [Finding(name, "problem", text, "TPU_LAB_PLATFORM=cpu shows whether the chip is what hangs")]
     found = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode == 0 and found:
-        return [Finding(**f) for f in json.loads(found[-1])] + skipped
+        return [Finding(**f) for f in json.loads(found[-1])]
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     how = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
     fix = "`python -c 'import tpu_lab'` shows the whole message"
-    return [Finding("device", "problem", f"the process that tried it failed ({how}): {last}", fix), *skipped]
+    return [Finding(name, "problem", f"the process that tried it failed ({how}): {last}", fix)]
 
 
 def on_device() -> None:
@@ -149,7 +153,7 @@ def as_text(findings: list[Finding]) -> str:
     width = max(len(f.name) for f in findings)
     lines = ["TPU Lab doctor", ""]
     for f in findings:
-        lines.append(f"  {SIGNS[f.status]} {f.name:<{width}}  {f.text}")
+        lines.append(f"  {SIGNS[f.status] if f.name else ' '} {f.name:<{width}}  {f.text}")
         if f.fix:
             lines.append(f"    {'':<{width}}  way out: {f.fix}")
     problems = sum(f.status == "problem" for f in findings)

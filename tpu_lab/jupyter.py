@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 HOST, FOLDER = "127.0.0.1", "jupyter"  # where the twins stand, in the folder of the notebooks
 MISSING = (
@@ -45,7 +46,7 @@ def command(path: Path, port: int, headless: bool) -> list[str]:
 
 def page(path: Path) -> str:
     """The part of the URL behind the port."""
-    return "/lab" if path.is_dir() else f"/lab/tree/{path.name}"
+    return "/lab" if path.is_dir() else "/lab/tree/" + quote(path.name)
 
 
 def serve(path: Path, port: int, token: str, headless: bool) -> int:
