@@ -284,3 +284,11 @@ def test_losses_that_differ_are_named():
     assert agreement(Compared((made_up("strict", losses=()), made_up(losses=())), None, 4, 2))[0] is None
     assert largest((np.ones(3),), (np.ones(3) * (1 + 1e-6),))[0] == pytest.approx(1e-6, rel=1e-3)
     assert largest((1.0, float("nan")), (1.0, 2.0)) == (float("inf"), 1)
+
+
+def test_the_lab_reads_the_loss_after_the_recording():
+    x = torch.ones(4).to("tpu")
+    c = tpu_lab.compare_modes(lambda: (x * 2).sum(), steps=3, modes=("strict", "fused"), peak_flops=1e11)
+    for profile in c.profiles.values():
+        assert {w.what for w in profile.trace.waits} == {"synchronize"} and "Read the value" not in profile.summary.html
+    assert c.rows.loss.tolist() == [8.0] * 3

@@ -130,7 +130,7 @@ def waits(m: Metrics) -> Finding | None:
     if not every or m.step_split.total <= 0 or host < 0.02 * m.step_split.total:
         return None
     file, line = every[0]
-    wait = next(w for w in m.trace.waits if (w.file, w.line) == (file, line))
+    wait = next(w for w in m.trace.waits if (w.file, w.line) == (file, line) and w.what in _COPIES)
     call = {"item": ".item()", "cpu": ".cpu()", "numpy": ".numpy()", "bool": "bool()", "print": "print()"}[wait.what]
     gain = min(host, m.step_split.device)
     return Finding(

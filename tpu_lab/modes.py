@@ -118,6 +118,7 @@ class _Turns:
         self.fn, self.args, self.kwargs, _ = every
         self.call = torch.compile(self.fn) if mode == "compiled" else self.fn
         self.traces: list[_trace.Trace] = []
+        self.given: list = []  # what the step gave, not read yet
         self.results: list = []
         self.last: Any = None
         self.failed = ""
@@ -136,6 +137,8 @@ class _Turns:
                 raise
             self.failed, self.traces = _why(error), []
             return
+        self.results += [_read(one) for one in self.given]  # after the recording: the step itself reads nothing
+        self.given.clear()
         if warm:
             made.trace.marks.append(("warmup end", made.trace.marks[-2][1]))
         self.traces.append(made.trace)
@@ -147,7 +150,7 @@ class _Turns:
     def _step(self):
         value = self.call(*self.args, **self.kwargs)
         torch.tpu.synchronize()  # a step ends when its work is done, in each mode
-        self.results.append(_number(value))
+        self.given.append(_one(value))
         return value
 
     def profile(self) -> Profile:
@@ -171,14 +174,19 @@ def _place(fn) -> dict:
     place = {k: v for k, v in where(None, getattr(fn, "_torchdynamo_orig_callable", fn)).items() if k != "name"}
     return {"file": "", "line": 0, "end_line": 0, **place}
 
-def _number(value) -> float | None:
-    """The loss: what the step returned, if it is one number, or the first such in what it returned."""
+def _one(value):
+    """The loss: what the step returned, if it is one number, or the first such in what it returned; else None."""
     for leaf in torch.utils._pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and not leaf.is_complex():
-            return float(leaf.item())
+            return leaf.detach()
         if isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
-            return float(leaf)
+            return leaf
     return None
+
+
+def _read(one) -> float | None:
+    """A loss as a number of Python's."""
+    return None if one is None else float(one)
 
 
 def _compared(results: list, last) -> tuple:
@@ -237,7 +245,7 @@ class _Native:
                         start = time.perf_counter_ns()
                         self.last = self.call(*self.args, **self.kwargs)
                         self.times.append(time.perf_counter_ns() - start)
-                        self.results.append(_number(self.last))
+                        self.results.append(_read(_one(self.last)))
                 finally:
                     _trace.stop()
             if trace.ops or trace.launches:
