@@ -242,6 +242,13 @@ def _index_put_kernel(inner):
     return kernel
 
 
+def index_put(self, indices, values, accumulate=False):
+    """A new tensor; masks as in place."""
+    if any(map(_is_mask, indices)):
+        return self.clone().index_put_(indices, values, accumulate)
+    return _index_put(self, _on_device(indices, self.device), values.to(self.device), accumulate)
+
+
 def _equal(self, other):
     if self.shape != other.shape or self.dtype != other.dtype:
         return False
@@ -251,7 +258,7 @@ def _equal(self, other):
 # --- registration ---------------------------------------------------------------------------------------------------
 
 _libraries: list = []
-_copy = _cast = _index = None
+_copy = _cast = _index = _index_put = None
 
 
 def composite_implicit(overload) -> bool:
@@ -263,10 +270,11 @@ def composite_implicit(overload) -> bool:
 
 def register() -> None:
     """Give PrivateUse1 its kernels. Called once, at import."""
-    global _copy, _cast, _index
+    global _copy, _cast, _index, _index_put
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     _copy, _cast, _index = door(aten.copy_.default), door(aten._to_copy.default), door(aten.index.Tensor)
+    _index_put = door(aten.index_put.default)
     special = {
         aten.empty.memory_format: empty,
         aten.empty_strided.default: empty_strided,
@@ -284,6 +292,7 @@ def register() -> None:
         aten.set_.source_Tensor: resize.set_source,
         aten.set_.default: resize.set_nothing,
         aten.index.Tensor: index,
+        aten.index_put.default: index_put,
         aten.index_put_.default: _index_put_kernel(door(aten.index_put_.default)),
         aten._index_put_impl_.default: _index_put_kernel(door(aten.index_put_.default)),
     }

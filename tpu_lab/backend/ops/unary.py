@@ -7,6 +7,7 @@ from jax import lax
 from jax.scipy import special
 
 from tpu_lab.backend import dtypes
+from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -137,6 +138,24 @@ def polygamma(n, x):
 @op(aten.mvlgamma, promote="float")
 def mvlgamma(x, p):
     return special.multigammaln(x, p)
+
+
+@op(aten.frexp.Tensor)
+def frexp(x):
+    """(mantissa in [0.5, 1), exponent) from the bits: XLA may take the smallest numbers for zeros."""
+    x = wide(x)
+    kind, digits = (jnp.int64, 52) if x.dtype == jnp.float64 else (jnp.int32, 23)
+    bits = lax.bitcast_convert_type(x, kind)
+    width, one = 8 * x.dtype.itemsize, kind(1)
+    top = (one << (width - 1 - digits)) - 1  # the exponent of inf and NaN
+    exponent, fraction = (bits >> digits) & top, bits & ((one << digits) - 1)
+    plain = (exponent == top) | ((exponent == 0) & (fraction == 0))
+    tiny = (exponent == 0) & ~plain
+    shift = jnp.where(tiny, lax.clz(fraction) - (width - 1 - digits), 0)
+    fraction = (fraction << shift) & ((one << digits) - 1)
+    exponent = jnp.where(tiny, 1 - shift, exponent) - (top // 2 - 1)
+    half = (bits & (one << (width - 1))) | ((top // 2 - 1) << digits) | fraction
+    return jnp.where(plain, x, lax.bitcast_convert_type(half, x.dtype)), jnp.where(plain, 0, exponent)
 
 
 @op(aten.angle, promote="float")
