@@ -18,7 +18,7 @@ import torch
 
 from tpu_lab.backend import bounds, dtypes, lowering, meta, overlap, precision, registry, rng, storage
 from tpu_lab.backend.meta import tensors_in
-from tpu_lab.backend.window import Base, Window, is_contiguous
+from tpu_lab.backend.window import Base, Window, contiguous_strides, is_contiguous
 
 
 class Slot:
@@ -269,10 +269,15 @@ def check_traceable(sig, n_floats: int, n_ints: int) -> None:
 
 
 def _infer(sig, record, run):
-    """No meta kernel: take shapes and dtypes from jax, strides contiguous."""
+    """No meta kernel: take shapes and dtypes from jax, strides contiguous; an `out=` of another shape is resized."""
     values = [jax.ShapeDtypeStruct(w.base.shape, w.base.jdtype) for w in sig.windows]
     shapes = jax.eval_shape(lambda v: run(v, [0.0] * 64, [0] * 64), values)
-    fresh = shapes[: len(shapes) - len(sig.writes)]
+    fresh, written = shapes[: len(shapes) - len(sig.writes)], shapes[len(shapes) - len(sig.writes) :]
+    sig.resize = [
+        (i, tuple(s.shape), contiguous_strides(s.shape))
+        for i, s in zip(sig.writes, written, strict=True)
+        if record.outs and tuple(s.shape) != sig.windows[i].size
+    ]
     sig.fresh = [_fresh(torch.empty(s.shape, dtype=dtypes.to_torch(s.dtype), device="meta")) for s in fresh]
     if not sig.writes:
         items = [("fresh", i) for i in range(len(sig.fresh))]

@@ -98,6 +98,13 @@ def _cubic_antialiased(i, o, scale, align_corners, real):
     return _antialiased(i, o, scale, align_corners, real, 2, lambda d: _cubic_weight(d, real(-0.5)))
 
 
+def _lanczos_antialiased(i, o, scale, align_corners, real):
+    def kernel(d):
+        return np.where(np.abs(d) < 3, np.sinc(d) * np.sinc(d / real(3)), 0)
+
+    return _antialiased(i, o, scale, align_corners, real, 3, kernel)
+
+
 def _resized(x, rules):
     """Apply one rule for each of the last dimensions."""
     y = wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
@@ -193,3 +200,4 @@ _weighted(
 _weighted(_cubic, [aten.upsample_bicubic2d.default], [aten.upsample_bicubic2d_backward.default])
 _weighted(_linear_antialiased, [aten._upsample_bilinear2d_aa.default], [aten._upsample_bilinear2d_aa_backward.default])
 _weighted(_cubic_antialiased, [aten._upsample_bicubic2d_aa.default], [aten._upsample_bicubic2d_aa_backward.default])
+_weighted(_lanczos_antialiased, [aten._upsample_lanczos2d_aa.default], [aten._upsample_lanczos2d_aa_backward.default])
