@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tpu_lab.models import data, dlrm, mingpt, resnet, unet
+from tpu_lab.models import data, decode, dlrm, mingpt, resnet, unet
 
 MODELS = {"mingpt": mingpt, "resnet": resnet, "dlrm": dlrm, "unet": unet}
 
@@ -147,6 +147,22 @@ def test_generate_is_seeded_and_grows_past_the_block():
     assert model.training
     with pytest.raises(ValueError, match="temperature is at least 0"):
         model.generate(start, 1, temperature=-1)
+
+
+def test_a_cache_of_keys_and_values_writes_what_the_whole_window_writes():
+    config = mingpt.Config.tiny()
+    torch.manual_seed(0)
+    model, start = mingpt.Model(config), data.encode("def ")[None]
+    for made in (decode.Growing, lambda model: decode.Static(model, 16), lambda model: decode.Static(model, 3)):
+        for chosen in ({"temperature": 0}, {"temperature": 0.8, "top_k": 5, "seed": 1}):
+            written = decode.generate(model, made(model), start, 13, **chosen)
+            assert torch.equal(written, model.generate(start, 13, **chosen))
+    cache = made(model)
+    decode.generate(model, cache, start, 13)
+    with pytest.raises(ValueError, match="16 tokens are read"):
+        decode.read(model, cache, start[:, :1])
+    with pytest.raises(ValueError, match="at least one place"):
+        decode.Static(model, 0)
 
 
 def test_the_empty_places_of_the_window_do_not_change_what_is_generated():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,13 +32,14 @@ def mfu_curve(chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tu
     if here:
         best = max(here, key=lambda point: point[1])
         said += f"; this machine uses {best[1]:.0%} at best"
-    lines = {f"{chip}, at most": [100 * share for _, share in on_chip], "here, measured": [100 * share for _, share in here]}
+    lengths = sorted({length for length, _ in (*on_chip, *here)})
+    lines = {f"{chip}, at most": dict(on_chip), "here, measured": dict(here)}
     return page.curve(
-        {name: line for name, line in lines.items() if line},
+        {name: [100 * line.get(n, math.nan) for n in lengths] for name, line in lines.items() if line},
         said,
         x="block: characters of a sequence",
         y="MFU, %",
-        at=[length for length, _ in on_chip],
+        at=lengths,
     )
 
 
@@ -64,7 +66,7 @@ def caches(growing: Profile, static: Profile, places: int) -> page.Piece:
         page.facts(
             (f"{programs(growing)} \u2192 {programs(static)}", "programs"),
             (f"{compiling(growing):.1f} s \u2192 {compiling(static):.1f} s", "making them, or reading them back from disk"),
-            (f"{number.sig(tokens / (growing.metrics.span.ns / 1e9))} \u2192 {number.sig(tokens / (static.metrics.span.ns / 1e9))}", "tokens a second, all in all"),
+            (f"{number.sig(tokens / (growing.metrics.wall_ns / 1e9))} \u2192 {number.sig(tokens / (static.metrics.wall_ns / 1e9))}", "tokens a second, all in all"),
         ),
         page.beside(
             page.stack(page.heading("As long as the text"), growing.cache),
