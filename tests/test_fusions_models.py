@@ -40,8 +40,10 @@ def test_compiled_instructions_map_to_the_users_lines(name, how):
     with_forward = [r for r in backward if r.forward is not None]
     assert len(with_forward) >= 0.8 * len(backward)
     same = sum((r.file, r.line) == (records[r.forward].file, records[r.forward].line) for r in with_forward)
-    # A backward op stands on its forward op's line; where a graph adds two gradients of one value, which is it?
-    assert same >= (1.0 if how == "fused" else 0.8) * len(with_forward)
+    assert same == len(with_forward)  # a backward op stands on its forward op's line
+    if how == "compiled":  # eager, the engine adds two gradients of one value for no forward op
+        every = [r for r in records.values() if r.phase == "backward"]
+        assert sum(r.forward is not None for r in every) >= 0.95 * len(every)
     in_model = {line for g in made for file, line in g.lines if file == module.__file__}
     assert len(in_model) >= 5 and all(linecache.getline(module.__file__, n).strip() for n in in_model)
 

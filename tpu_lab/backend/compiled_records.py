@@ -10,7 +10,7 @@ from tpu_lab.backend import launches, recorder, where
 
 class Link:
     """What the graphs of one torch.compile call share; it ties a backward graph to the forward call it belongs to: the
-    record index of each forward op by sequence number.
+    record index of each forward op by sequence number, alone and with its line.
 
     Autograd's thread has no line of the user on its stack: a backward graph takes that of its forward.
     """
@@ -50,7 +50,7 @@ def write(graph, active: trace.Trace, program, made, start, before, after, count
         file, line, code = (info.file, info.line, info.code) if info.file else site
         record = trace.OpRecord(
             index, info.name, info.inputs, info.outputs, info.static, info.kind, info.module, file, line, code, phase,
-            known.get(info.seq), launch, info.flops, info.nbytes, start, each,
+            known.get((info.seq, info.file, info.line) if info.again else info.seq), launch, info.flops, info.nbytes, start, each,
             recomputed=info.again and phase == "backward",
         )  # fmt: skip
         active.add("ops", record)
@@ -59,6 +59,8 @@ def write(graph, active: trace.Trace, program, made, start, before, after, count
         link.owner, link.ops = active, {}
         for index, info in enumerate(infos, first):
             link.ops.setdefault(info.seq, index)
+            # ops without a gradient have the number of the one before them, and so has their repetition
+            link.ops.setdefault((info.seq, info.file, info.line), index)
     waiting = active.unlaunched
     active.unlaunched = list(range(first, first + len(infos)))
     times = (start, before, after)

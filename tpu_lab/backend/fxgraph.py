@@ -150,16 +150,33 @@ def _info(node: Node) -> OpInfo:
     operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     outputs = _tensors(node.meta.get("val"))
     nbytes = sum(map(_nbytes, outputs)) + sum(_nbytes(n.meta["val"]) for n in operands)
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    file, line = _frame(node.meta.get("stack_trace") or node.meta.get("fwd_stack_trace") or "")
+    origin = _origin(node).meta
+    stack = origin.get("nn_module_stack") or origin.get("fwd_nn_module_stack") or {}
+    file, line = _frame(origin.get("stack_trace") or origin.get("fwd_stack_trace") or "")
     kind, static, flops = "elementwise", (), 0
     if isinstance(node.target, torch._ops.OpOverload):
         kind, static, flops = _kind(node.target), tuple(_static(node)), _flops(node)
     return OpInfo(
         name_of(node.target), tuple(_aval(n.meta["val"]) for n in operands), tuple(map(_aval, outputs)), static, kind,
-        _module(stack), file, line, linecache.getline(file, line).strip() if file else "", node.meta.get("seq_nr", -1),
+        _module(stack), file, line, linecache.getline(file, line).strip() if file else "", origin.get("seq_nr", -1),
         flops, nbytes, node.meta.get("partitioner_tag") == "is_forward",
     )  # fmt: skip
+
+
+def _origin(node: Node) -> Node:
+    """The node whose forward op is this one's, too: itself, but for a sum of two gradients of one value.
+
+    Autograd's engine adds them between its nodes, so AOTAutograd notes the sequence number of whatever ran last. The value
+    was made by the forward op of the node that reads the sum; a weight or an input was made by none: then it is the
+    later use, the last operand's.
+    """
+    while node.meta.get("is_gradient_acc"):
+        readers = [user for user in node.users if is_op(user)]
+        operands = [n for n in node.all_input_nodes if n.op != "placeholder"]
+        if not (readers or operands):
+            break
+        node = readers[0] if readers else operands[-1]
+    return node
 
 
 def _kind(target) -> str:
