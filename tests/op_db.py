@@ -1,6 +1,7 @@
 """PyTorch's own op database (op_db: its samples, its errors) on device "tpu", against PyTorch's CPU kernels.
 
     python -m tests.op_db --full --jobs 2 --json sweep.json     everything; hours
+    python -m tests.op_db                                       what the tests run
     python -m tests.op_db --dtypes float32 --forms forward      a part
     python -m tests.op_db -k fft --forms backward               entries by name
 
@@ -33,6 +34,18 @@ from tpu_lab.backend import dispatch, fallback, state  # noqa: E402
 
 ALL_FORMS = (*forms.FORMS, "errors")
 DTYPES = tuple("float32 float64 bfloat16 float16 int64 int32 uint8 bool complex64".split())
+# What the tests run: (dtype, form, mode, samples): strict runs each op as a program of its own, fused all samples as one
+PLAN = (
+    ("float32", "forward", "strict", 1),
+    ("float32", "forward", "fused", 3),
+    ("float32", "inplace", "strict", 1),
+    ("float32", "out", "strict", 1),
+    ("float32", "errors", "strict", 3),
+    ("float32", "backward", "strict", 1),
+    ("float32", "backward", "fused", 2),
+    ("bfloat16", "forward", "fused", 2),
+    ("int64", "forward", "fused", 2),
+)
 QUICK = (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True))  # values, not speed
 # It puts the generator back, and then nobody sees that a call was random: `run` seeds each call.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
@@ -135,7 +148,7 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.op_db", description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="all dtypes, forms and samples, strict and fused")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    parser.add_argument("--dtypes", default="float32", help=f"of {','.join(DTYPES)}")
+    parser.add_argument("--dtypes", default="", help=f"of {','.join(DTYPES)}; without it what the tests run")
     parser.add_argument("--forms", default="forward", help=f"of {','.join(ALL_FORMS)}")
     parser.add_argument("--modes", default="strict", help="of strict,debug,fused")
     parser.add_argument("--budget", type=int, default=4, metavar="N", help="samples of an entry, a dtype and a form")
@@ -169,14 +182,13 @@ def _row(name, args) -> dict:
     op, start = ENTRIES[name], time.perf_counter()
     fallback._warned.clear()
     total, failures, ran = 0, [], []
-    for word in args.dtypes.split(","):
-        dtype = getattr(torch, word)
-        for form in [f for f in possible(op, dtype) if f in args.forms.split(",")]:
-            for mode in args.modes.split(","):
-                count, found = check(op, dtype, form, mode, args.budget)
-                total += count
-                failures += [vars(f) for f in found]
-                ran.append([word, form, mode, count, len(found)])
+    asked = [(d, f, m, args.budget) for d in args.dtypes.split(",") for f in args.forms.split(",") for m in args.modes.split(",")]
+    for word, form, mode, budget in asked if args.dtypes else PLAN:
+        if form in possible(op, getattr(torch, word)):
+            count, found = check(op, getattr(torch, word), form, mode, budget)
+            total += count
+            failures += [vars(f) for f in found]
+            ran.append([word, form, mode, count, len(found)])
     seconds = time.perf_counter() - start
     return {"entry": name, "samples": total, "seconds": round(seconds, 2), "ran": ran, "failures": failures, "fallbacks": sorted(fallback._warned)}
 

@@ -8,18 +8,6 @@ import pytest
 import torch
 
 SLICES = 4
-# (dtype, form, mode, samples): strict runs each op as a program of its own, fused all samples as one
-PLAN = (
-    ("float32", "forward", "strict", 1),
-    ("float32", "forward", "fused", 3),
-    ("float32", "inplace", "strict", 1),
-    ("float32", "out", "strict", 1),
-    ("float32", "errors", "strict", 3),
-    ("float32", "backward", "strict", 1),
-    ("float32", "backward", "fused", 2),
-    ("bfloat16", "forward", "fused", 2),
-    ("int64", "forward", "fused", 2),
-)
 
 
 def entries(part: int) -> list[str]:
@@ -28,10 +16,10 @@ def entries(part: int) -> list[str]:
 
 
 def check(name: str) -> None:
-    """All of PLAN for one entry: nothing fails but what op_db_exceptions.py says, and all of that does."""
+    """All of op_db.PLAN for one entry: nothing fails but what op_db_exceptions.py says, and all of that does."""
     op = op_db.ENTRIES[name]
     known, seen, wrong, ran = op_db_exceptions.of(name), set(), [], set()
-    for word, form, mode, budget in PLAN:
+    for word, form, mode, budget in op_db.PLAN:
         dtype = getattr(torch, word)
         if form not in op_db.possible(op, dtype):
             continue
@@ -49,7 +37,7 @@ def check(name: str) -> None:
     assert not gone, f"these exceptions of op_db_exceptions.py no longer fail, delete them: {gone}"
 
 
-def test_of(part: int):
+def made_test(part: int):
     """The test function of a slice."""
 
     @pytest.mark.parametrize("name", entries(part))
