@@ -5,6 +5,8 @@ Where they start follows from one random number for each plane and dimension, wh
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 import torch
 
@@ -38,7 +40,7 @@ def _pool(x, kernel_size, output_size, samples, order):
         shape = [at.shape[0], *[1] * (2 * n)]
         shape[1 + a], shape[1 + n + a] = at.shape[1:]
         flat = flat * plane[a] + at.reshape(shape)
-    flat = flat.reshape(samples.shape[0], -1, flat[0, (0,) * n].size)  # [planes, windows, taps]
+    flat = flat.reshape(samples.shape[0], -1, math.prod(kernel_size))  # [planes, windows, taps]
     values = jnp.take_along_axis(planes.reshape(planes.shape[0], -1), flat.reshape(flat.shape[0], -1), 1)
     values = values.reshape(flat.shape)
     place = jnp.argmax(jnp.where(jnp.isnan(values), -jnp.inf, values), -1)  # the first of equals, but the last NaN
