@@ -130,6 +130,7 @@ class Session:
             try:
                 if _trace.active is trace:
                     _trace.stop()
+                trace.close()
             finally:
                 trace.meta.pop("recording", None)
                 self._profile.forget_drawn()

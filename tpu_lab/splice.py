@@ -34,6 +34,7 @@ def join(traces: list[Trace]) -> Trace:
         out.live += [(op + ops, size) for op, size in t.live]
         out.programs.update(t.programs)
         out.dropped += t.dropped
+        out.writing_ns += t.writing_ns
         samples = t.meta.get("cpu") or []
         out.meta["cpu"] += [(ns + shift, cpu - samples[0][1] + ran) for ns, cpu in samples]
         ran = out.meta["cpu"][-1][1] if out.meta["cpu"] else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 # Why a deferred graph ran: the closed list. (key, words for people)
 REASONS = {
@@ -127,7 +128,11 @@ class HeldRecord:
 
 @dataclass
 class Trace:
-    """A bounded recording. Records are in program order, but for `held`."""
+    """A bounded recording. Records are in program order, but for `held`.
+
+    While it is active the backend only notes what it has at hand, in `log`; its `writer` makes records of the notes when
+    somebody reads a field of WRITTEN.
+    """
 
     limit: int = 200_000
     ops: list[OpRecord] = field(default_factory=list)
@@ -147,6 +152,15 @@ class Trace:
     start_ns: int = 0
     end_ns: int = 0
     meta: dict = field(default_factory=dict)  # mode, platform, device, versions, cores
+    writing_ns: int = 0  # host time in which notes were made into records, beside the `record_ns` of the ops
+    log: list = field(default_factory=list, repr=False, compare=False)
+    writer: Any = field(default=None, repr=False, compare=False)  # has catch_up(): backend/writer.py
+
+    def close(self) -> None:
+        """Nothing will be noted any more: make all records, and forget how."""
+        if self.writer is not None:
+            self.writer.catch_up()
+            self.writer = None
 
     def add(self, kind: str, record) -> None:
         """Append to `ops`, `launches`, `compiles`, `waits`, `live` or `held`, or count it as dropped."""
@@ -156,6 +170,27 @@ class Trace:
         else:
             self.dropped += 1
 
+
+WRITTEN = ("ops", "launches", "live", "held", "programs", "dropped")
+
+
+def _written(name: str) -> property:
+    """A field that is brought up to date before it is read."""
+    kept = f"_{name}"
+
+    def read(self):
+        if self.writer is not None:
+            self.writer.catch_up()
+        return getattr(self, kept)
+
+    def write(self, value) -> None:
+        setattr(self, kept, value)
+
+    return property(read, write)
+
+
+for _name in WRITTEN:
+    setattr(Trace, _name, _written(_name))
 
 active: Trace | None = None
 _lock = threading.Lock()

@@ -40,6 +40,7 @@ class Program:
     compiled: object = field(default=None, repr=False)
     extra: object = field(default=None, repr=False)  # what torch.compile must know to use the results
     avals: tuple = field(default=(), repr=False)  # shapes and dtypes it was made for
+    quick: int = 0  # launches in a row that were done when their dispatch returned: see launches.py
 
     def hlo(self) -> str:
         """The optimised HLO text. A scope "<index>:<op>" in an instruction's op_name is the index-th op of a launch."""

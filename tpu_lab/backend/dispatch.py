@@ -147,12 +147,11 @@ def call(record: Record, args, kwargs):
             sig = _build(record, args, kwargs, cells, key, alias, len(floats), len(ints))
         if sig.plain and state.thread.tracing is None:  # the common case, without the general one's cost
             f = sig.plain
-            if start:
-                recorder.begin(record, sig, start)
+            note = recorder.begin(sig, start) if start else None
             value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
             out = storage.make(value, f.base, f.size, f.stride, f.dtype)
-            if start:
-                recorder.end(start)
+            if note is not None:
+                recorder.end(note)
             return out
         if sig.resize:
             return _resized(record, sig, args, kwargs)
@@ -161,19 +160,19 @@ def call(record: Record, args, kwargs):
                 ints.extend(state.thread.tracing.next())
             else:
                 ints.extend(rng.from_generator(kwargs.get("generator")))
+        note = None
         if state.thread.tracing is not None:
             values = [executor.traced(c) for c in cells]
             out = sig.fn(values, floats, ints)
             if sig.bounds is not None:
                 state.thread.tracing.check(sig, values)
         else:
-            if start:
-                recorder.begin(record, sig, start)
+            note = recorder.begin(sig, start) if start else None
             out = executor.run(sig, cells, tuple(floats), tuple(ints))
-        return deliver(sig, args, kwargs, cells, out, start)
+        return deliver(sig, args, kwargs, cells, out, note)
 
 
-def deliver(sig, args, kwargs, cells, out, start=0):
+def deliver(sig, args, kwargs, cells, out, note=None):
     """Put new values into written cells, wrap fresh ones, give what the schema returns."""
     n = len(sig.fresh)
     for i, value in zip(sig.writes, out[n:], strict=True):
@@ -182,8 +181,8 @@ def deliver(sig, args, kwargs, cells, out, start=0):
         storage.make(v, f.base, f.size, f.stride, f.dtype) for v, f in zip(out[:n], sig.fresh, strict=True)
     ]  # fmt: skip
     result = [_one(r, tensors, sig, args, kwargs) for r in sig.result]
-    if start:
-        recorder.end(start)
+    if note is not None:
+        recorder.end(note)
     if not result:
         return None
     return result[0] if len(result) == 1 else tuple(result)

@@ -9,7 +9,7 @@ import time
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, causes, interrupts, launches, owners, precision, state, where
+from tpu_lab.backend import bounds, causes, interrupts, launches, live, owners, precision, state, where
 from tpu_lab.backend.cache import Refused, cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
@@ -18,6 +18,7 @@ from tpu_lab.backend.storage import Pending
 graph = Graph()  # the current deferred graph
 watched = False  # watch.py has taken over `run`: compiled graphs go op by op
 _now = time.perf_counter_ns
+_FUSED, _STRICT, _DEBUG = EagerMode  # a member by its name is looked up for 0.3 µs, each time
 
 
 def resolve(cell):
@@ -27,6 +28,7 @@ def resolve(cell):
         import jax.numpy as jnp
 
         value = cell.value = jnp.zeros(cell.base.shape, cell.base.jdtype)
+        live.came(value)
     elif value.__class__ is Pending:
         if value.array is None:
             if value.graph is not graph:
@@ -56,15 +58,17 @@ def traced(cell):
 def run(sig, cells, floats: tuple, ints: tuple) -> list:
     """Run or record one op over the cells' values. Returns the new values: fresh outputs, then written bases."""
     mode = state.mode()
-    if mode is EagerMode.DEFER_AND_FUSE:
+    if mode is _FUSED:
         if len(graph.nodes) >= graph.flush_at:
             reason = graph.full()
             if reason is not None:
                 flush(reason)
         checks = () if sig.bounds is None else tuple(checks_of(sig))
+        if trace.active is not None:
+            launches.deferred(trace.active)
         return graph.add(sig, [peek(c) for c in cells], floats, ints, checks)
     if graph.nodes:
-        flush("debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict")
+        flush("debug" if mode is _DEBUG else "strict")
     return _launch(sig, [resolve(c) for c in cells], floats, ints, mode)
 
 
@@ -79,34 +83,27 @@ def _launch(sig, values, floats, ints, mode):
     else:
         cache.hits += 1
         cache.clock = program.used = cache.clock + 1
-    if active is None and mode is EagerMode.DEFER_NEVER and sig.bounds is None:
+    if active is None and mode is _STRICT and sig.bounds is None:
         return sig.jit(values, floats, ints)
     before = _now() if active is not None else 0
     out = sig.jit(values, floats, ints)
     if sig.bounds is not None:
         *out, worst = out
         bounds.watch(worst, checks_of(sig))
-    if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
+    if mode is _DEBUG:
         jax.block_until_ready(out)
     if active is not None:
-        word = "debug" if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING else "strict"
-        site = launches.op_site or where.site()  # in backward that of the forward op
-        counts = launches.Counts(len(values), len(out), 0)
-        launches.record(active, program, made, word, word, site, (start, before, _now()), counts, _smallest(out), values, out)
-    if mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:
+        word = "debug" if mode is _DEBUG else "strict"
+        launches.of_op(active, program, made, word, start, before, out)
+    if mode is _DEBUG:
         bounds.look(wait=True)
     return out
 
 
 def checks_of(sig) -> list:
     """What to say when an index of this call is out of range."""
-    site = launches.op_site or where.site()
+    site = launches.site()
     return [bounds.Check(text, sig.name, site) for text in sig.bounds.texts]
-
-
-def _smallest(out: list):
-    """One result to wait for: all are ready at once, and the clock's thread should keep as little alive as can be."""
-    return out[0] if len(out) == 1 else min(out, key=lambda array: array.size) if out else out
 
 
 def _compile_op(sig, values, floats, ints, mode):

@@ -99,7 +99,7 @@ def run(record, args, kwargs, reason: str):
             outs = signature.tensors_in(out, [])
             recorder.write(
                 record.name, tuple(map(_aval, tensors)), tuple(map(_aval, outs)), (), "host", start,
-                launched=False, fallback=reason == "unsupported",
+                fallback=reason == "unsupported",
             )  # fmt: skip
         return out
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, executor, interrupts, layouts, state, storage, where
+from tpu_lab.backend import bounds, executor, interrupts, layouts, live, state, storage, where
 from tpu_lab.backend.window import bitcast, contiguous_strides
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
@@ -52,7 +52,9 @@ def to_tpu(tensor: torch.Tensor) -> torch.Tensor:
         stride = contiguous_strides(size)
         where_to, order = storage.layout(size, stride, tensor.dtype)
     ordered = tensor.detach().permute(order)
-    result = storage.make(put(ordered).reshape(where_to.shape), where_to, size, stride, tensor.dtype)
+    value = put(ordered).reshape(where_to.shape)
+    live.came(value)
+    result = storage.make(value, where_to, size, stride, tensor.dtype)
     _record("to tpu", start, start, tensor.nbytes)
     return result
 
@@ -64,6 +66,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
     start = _now()
     if window.identity and source.dtype == target.dtype:
         found.value = put(source)
+        live.came(found.value)
         _record("to tpu", start, start, source.nbytes)
     else:
         torch.ops.aten.copy_(target, to_tpu(source.to(target.dtype)))

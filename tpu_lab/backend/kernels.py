@@ -14,7 +14,6 @@ from tpu_lab import trace
 from tpu_lab.backend import (
     bits,
     dispatch,
-    dtypes,
     fallback,
     host,
     recorder,
@@ -115,10 +114,8 @@ def _view_kernel(overload):
     def kernel(*args):
         out = redispatch(keys, *args)
         if trace.active is not None and state.thread.tracing is None:
-            a = dtypes.aval(args[0].shape, args[0].dtype)
-            recorder.write(
-                name, (a,), (dtypes.aval(out.shape, out.dtype),), (), "view", time.perf_counter_ns(), launched=False
-            )
+            given, made = (args[0].shape, args[0].dtype), (out.shape, out.dtype)
+            recorder.write(name, given, made, (), "view", time.perf_counter_ns())
         return out
 
     return kernel

@@ -1,4 +1,4 @@
-"""The record of each launch, and the clock that notes when the device has finished it."""
+"""The note of each launch, and the clock that sees when the device has finished it. writer.py makes the records."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ import contextlib
 import queue
 import threading
 import time
+import weakref
 from typing import NamedTuple
 
 import jax
 
 from tpu_lab import trace
-from tpu_lab.backend import live
+from tpu_lab.backend import live, where
 from tpu_lab.backend.cache import record_compile
 
-op_site = None  # where.Site of the op that is being called, while a profile is active
-_now = time.perf_counter_ns
+# What stands where in the note of a launch. Of one op in strict or debug mode:
+#     ready, the op's note, program, made, mode, start, before, after, noted, index, born
+# Of a deferred or compiled graph:
+#     ready, program, made, mode, start, before, after, noted, index, born, reason, site, ops, newest, at, came, taken, counts
+# ready: host clock when its results were ready, 0 not yet, -1 nobody will know. made: the program if it is new. start,
+# before, after, noted: host clock when lookup began, XLA was called, XLA returned, this file was done. index: its own.
+# born, came, taken: weak references to its results, to inputs that nobody has seen, to donated ones. newest: the newest op.
+
+SURE = 8  # a program that was done this often when its dispatch returned is not asked each time
+op: list | None = None  # the note of the op that is being called, while a profile is active
+_now, ref = time.perf_counter_ns, weakref.ref
 
 
 class Counts(NamedTuple):
@@ -26,30 +36,81 @@ class Counts(NamedTuple):
     donated: int
 
 
-def record(active, program, made, reason, mode, site, times, counts: Counts, wait_for, inputs, outputs, at=None, taken=()) -> None:
-    """Append a LaunchRecord (and a CompileRecord if `made`, the program, is new).
+def of_op(active, program, made, mode: str, start: int, before: int, out: list) -> None:
+    """Note the launch of one op in strict or debug mode. Every op pays for this: no call that can be saved.
 
-    times: (start, call into XLA, call returned), host clock in ns. wait_for: an output that is ready when the launch
-    is; the clock's thread holds it until then, so it must not be one whose donation matters. inputs, outputs, at, taken: see live.py.
+    A small program runs within its dispatch, by a rule of XLA:CPU's that looks at the program alone. Whether it did costs
+    1 to 2 µs to ask: after SURE times in a row it is asked every 16th launch, while nothing else is running.
     """
-    start, before, after = times
-    index = active.launch_count
+    after = _now()
+    log, index = active.log.append, active.launch_count
     active.launch_count = index + 1
-    compile_ns = 0 if made is None else round(sum(made.seconds) * 1e9)
-    ops, active.unlaunched = tuple(active.unlaunched), []
-    launch = trace.LaunchRecord(
-        index, ops, "hit" if made is None else "disk" if made.tier == "disk" else "miss", reason, site.file, site.line,
-        site.code, mode, program.digest, start, max(before - start - compile_ns, 0), compile_ns, after - before, 0,
-        program.flops, program.nbytes, counts.inputs, counts.outputs, counts.donated, len(active.steps),
-    )  # fmt: skip
-    kept = len(active.launches) < active.limit
-    active.add("launches", launch)
-    active.programs[program.digest] = program  # hlo(), stablehlo(), lower(platform): what ran, as text
-    live.point(active, inputs, outputs, ops, at, taken)
+    ready = 0
+    if _asked == _seen:
+        ready = after if program.quick >= SURE and index & 15 else _asked_now(program, out, after)
+    born = ref(out[0], log) if len(out) == 1 else [ref(array, log) for array in out]
+    op[10] = index  # type: ignore[index]
+    note = [ready, op, program, made, mode, start, before, after, 0, index, born]
+    log(note)
     if made is not None:
         active.add("compiles", record_compile(made, index))
-    if kept:
-        _clock(launch, before, after, wait_for)
+    if not ready:
+        _watch(active, index, note, smallest(out))
+    note[8] = _now()
+
+
+def _asked_now(program, out: list, after: int) -> int:
+    """When a launch of one op was ready, if it is."""
+    if smallest(out).is_ready():
+        program.quick += 1
+        return after
+    program.quick = 0
+    return 0
+
+
+def smallest(out: list):
+    """One result to wait for: all are ready at once, and the clock's thread should keep as little alive as can be."""
+    return out[0] if len(out) == 1 else min(out, key=lambda array: array.size)
+
+
+def record(active, program, made, reason, mode, site, times, counts: Counts, wait_for, inputs, outputs, at=None, taken=()) -> None:
+    """Note the launch of a deferred or compiled graph.
+
+    times: (start, call into XLA, call returned), host clock in ns. made: the program, if it is new. wait_for: an output
+    that is ready when the launch is; the clock's thread holds it until then, so it must not be one whose donation
+    matters. inputs, outputs: its arrays. at: for each output the position of its op, None where that is unknown; without
+    `at` the first op made them all. taken: inputs that were donated.
+    """
+    if live._owner is not active:
+        live.begin(active, outputs)
+    gone = [seen for array in taken if (seen := live.known(array)) is not None]
+    came = [live.watch(active, array) for array in inputs if live.unseen(array)]
+    born = [live.watch(active, array) for array in outputs]
+    index = active.launch_count
+    active.launch_count = index + 1
+    ops, active.unlaunched = active.unlaunched, []
+    ready = times[2] if _asked == _seen and (wait_for[0] if wait_for.__class__ is list else wait_for).is_ready() else 0
+    note = [ready, program, made, mode, *times, 0, index, born, reason, site, ops, active.op_count - 1, at, came, gone, counts]
+    active.log.append(note)
+    if made is not None:
+        active.add("compiles", record_compile(made, index))
+    if not ready:
+        _watch(active, index, note, wait_for)
+    note[7] = _now()
+
+
+def deferred(active) -> None:
+    """The op that is being called has become part of the deferred graph: the next launch will run it."""
+    if op is not None:
+        op[10] = active.launch_count
+        active.unlaunched.append(op[9])
+
+
+def site() -> where.Site:
+    """The user's line of the op that is being called: in backward, while a profile is active, that of its forward op."""
+    if trace.active is None or op is None:
+        return where.site(2)
+    return where.read(op[4])
 
 
 # --- the device clock ------------------------------------------------------------------------------------------------
@@ -57,37 +118,36 @@ def record(active, program, made, reason, mode, site, times, counts: Counts, wai
 _watched: queue.SimpleQueue = queue.SimpleQueue()
 _watcher: threading.Thread | None = None
 _asked = _seen = 0  # launches given to the watcher, and those it has done with
-_last = 0  # when the newest finished launch was ready
 
 
-def _clock(launch, before, after, wait_for) -> None:
-    """Note when the launch is ready: at once for a small program that ran within its dispatch, else when the thread sees it."""
-    global _watcher, _asked, _last
-    if _asked == _seen and (wait_for[0] if wait_for.__class__ is list and wait_for else wait_for).is_ready():
-        launch.device_ns, launch.ready_ns, _last = max(after - max(before, _last), 0), after, after
+def _watch(active, index: int, note: list, wait_for) -> None:
+    """A launch that was not ready when its dispatch returned: the thread notes when it is."""
+    global _watcher, _asked
+    if index >= active.limit:  # it will have no record
+        note[0] = -1
         return
     if _watcher is None or not _watcher.is_alive():
         _watcher = threading.Thread(target=_watch_loop, name="tpu_lab device clock", daemon=True)
         _watcher.start()
     _asked += 1
-    _watched.put((launch, before, wait_for))
+    _watched.put((note, wait_for))
 
 
 def _watch_loop() -> None:
-    """Note when each launch is ready: device time = ready - max(its dispatch, the one before it ready)."""
-    global _seen, _last
+    global _seen
     while True:
         item = _watched.get()
         if isinstance(item, threading.Event):
             item.set()
             continue
-        launch, before, wait_for = item
+        note, wait_for = item
+        ready = -1
         with contextlib.suppress(Exception):  # a deleted or failed result has no time of its own
             jax.block_until_ready(wait_for)
             ready = _now()
-            launch.device_ns, launch.ready_ns, _last = max(ready - max(before, _last), 0), ready, ready
+        note[0] = ready
         _seen += 1
-        del item, wait_for
+        del item, note, wait_for
 
 
 def drain() -> None:

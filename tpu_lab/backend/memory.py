@@ -7,6 +7,8 @@ import types
 
 import jax
 
+from tpu_lab import trace
+
 PUBLIC = (
     "memory_allocated", "max_memory_allocated", "reset_peak_memory_stats", "memory_reserved", "max_memory_reserved",
     "memory_stats", "mem_get_info", "empty_cache", "reset_max_memory_allocated",
@@ -26,9 +28,16 @@ def memory_allocated(device=None) -> int:
     return now
 
 
+def _seen() -> None:
+    """Let an active profile raise `peak` by what it has noted so far."""
+    if trace.active is not None and trace.active.writer is not None:
+        trace.active.writer.catch_up()
+
+
 def max_memory_allocated(device=None) -> int:
     """The highest memory since the last reset: the chip's own count on a TPU; elsewhere the highest that these calls saw,
     and while a profile is active, that any launch left behind."""
+    _seen()
     stats = jax.devices()[0].memory_stats() or {}
     return max(stats.get("peak_bytes_in_use", 0), peak, memory_allocated())
 
@@ -36,6 +45,7 @@ def max_memory_allocated(device=None) -> int:
 def reset_peak_memory_stats(device=None) -> None:
     """Restart the peak from what is alive now."""
     global peak
+    _seen()
     peak = _live()
 
 

@@ -1,75 +1,97 @@
-"""Write an OpRecord for each ATen call while a profile is active. Called from the door, at most a few µs an op."""
+"""Note each ATen call while a profile is active. Called from the door: what it costs, every op pays.
+
+So a note is a list of what is at hand, and writer.py makes an OpRecord of it later.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import launches, where
+from tpu_lab.backend import launches, live, where, writer
 
-_forward: dict[int, tuple[int, where.Site, str]] = {}  # autograd sequence number -> (op index, site, module)
+# What stands where in the note of an op
+WHAT = 0  # its signature; or (name, inputs, outputs, static, kind, fallback), the middle two as texts or (size, dtype, ...)
+START, ENTERED, NOTED = 1, 2, 3  # host clock: it was called, this file began, this file was done
+SPOT = 4  # see where.spot
+MODULE, PHASE, FORWARD, AGAIN, INDEX, LAUNCH = 5, 6, 7, 8, 9, 10  # as in OpRecord
+RETURNED = 11  # host clock when its call returned; 0 until then
+
+_forward: dict[int, tuple[int, tuple | None, str]] = {}  # autograd sequence number -> (op index, spot, module)
 _owner = None  # the trace that `_forward` belongs to
 _sequence = torch._C._autograd._get_sequence_nr
 _node, _grad, _now = torch._C._current_autograd_node, torch.is_grad_enabled, time.perf_counter_ns
 _keeps = torch._C._autograd._get_current_graph_task_keep_graph
-_UNKNOWN = (None, where.NOWHERE, "")
+_UNKNOWN = (None, None, "")
+_modules = where._modules
 optimizer = None  # the class name of the optimizer that is stepping: it stands for the module
 
 
-def begin(record, sig, start: int) -> None:
-    """The op is about to run or to be recorded in the graph."""
-    write(record.name, sig.inputs, sig.out_text, sig.static, record.kind, start, sig.flops, sig.nbytes)
-
-
-def write(name, inputs, outputs, static, kind, start, flops=0, nbytes=0, launched=True, fallback=False) -> None:
-    """Append one OpRecord. launched: it will be part of the next launch (False: a free view, a host op)."""
+def begin(what, start: int, launched: bool = True) -> list | None:
+    """The op is about to run, or to be deferred: its note. launched: a launch will run it."""
     global _owner
     active = trace.active
     if active is None:
-        return
+        return None
     entered = _now()
     if _owner is not active:
         _owner = active
         _forward.clear()
+        live.begin(active)
     index = active.op_count
     active.op_count = index + 1
-    node, forward, again = _node(), None, False
-    if node is not None:
-        way = "backward"
-        forward, site, module = _forward.get(node._sequence_nr(), _UNKNOWN)
-        again = _grad() and not _keeps()  # torch.utils.checkpoint: part of the forward pass, once more
-        if again:
-            forward, module = None, where.module() or module
-        if (again or site is where.NOWHERE) and active.lines:
-            found = where.site(3)
-            site = found if found.file else site
+    forward, again = None, False
+    if _node() is not None:
+        phase = "backward"
+        forward, spot, module, again = _backward(active)
+    elif optimizer is not None:
+        phase, module = "optimizer", optimizer
+        spot = _spot() if active.lines else None
     else:
-        way = "optimizer" if optimizer else "forward"
-        site = where.site(3) if active.lines else where.NOWHERE
-        module = optimizer or where.module()
-        if _grad() and way == "forward":
-            _forward.setdefault(_sequence() - 1, (index, site, module))
-    launches.op_site = site
-    launch = None
+        phase = "forward"
+        stack = _modules.stack
+        module = stack[-1] if stack else ""
+        spot = _spot() if active.lines else None
+        if _grad():
+            _forward.setdefault(_sequence() - 1, (index, spot, module))
+    note = [what, start, entered, 0, spot, module, phase, forward, again, index, None, 0]
     if launched:
-        launch = active.launch_count
-        active.unlaunched.append(index)
-    record = trace.OpRecord(
-        index, name, inputs, outputs, static, kind, module, site.file, site.line, site.code, way, forward, launch, flops,
-        nbytes, start, 0, fallback, 0, again,
-    )  # fmt: skip
-    if len(active.ops) < active.limit:
-        active.ops.append(record)
-    else:
-        active.dropped += 1
-    done = _now()
-    record.record_ns, record.host_ns = done - entered, done - start
+        launches.op = note
+    active.log.append(note)
+    if index >= active.limit:
+        writer.of(active).bound(_forward)
+    note[3] = _now()
+    return note
 
 
-def end(start: int) -> None:
-    """The op's call returns: its record, if it is still the last one, learns how long the whole call took on the host."""
-    active, launches.op_site = trace.active, None
-    if active is not None and active.ops and active.ops[-1].time_ns == start:
-        active.ops[-1].host_ns = _now() - start
+def _spot() -> tuple | None:
+    try:
+        frame = sys._getframe(3)  # behind this function, `begin` and the door
+    except ValueError:  # C++ called the backend itself: a thread of autograd's
+        return None
+    return where.spot(frame)
+
+
+def _backward(active) -> tuple:
+    """(forward op, spot, module, is it a forward op that runs again?)"""
+    forward, spot, module = _forward.get(_node()._sequence_nr(), _UNKNOWN)
+    again = _grad() and not _keeps()  # torch.utils.checkpoint: part of the forward pass, once more
+    if again:
+        forward, module = None, where.module() or module
+    if (again or spot is None) and active.lines:
+        spot = _spot() or spot
+    return forward, spot, module, again
+
+
+def write(name, inputs, outputs, static, kind, start, fallback=False) -> None:
+    """An op that no launch runs: a free view, or one on the host. inputs, outputs: texts, or (size, dtype, size, ...)."""
+    begin((name, inputs, outputs, static, kind, fallback), start, launched=False)
+
+
+def end(note: list) -> None:
+    """The op's call returns."""
+    launches.op = None
+    note[11] = _now()

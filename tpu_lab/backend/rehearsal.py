@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, executor, rng, state, where
+from tpu_lab.backend import bounds, executor, launches, rng, state, where
 from tpu_lab.backend.cache import Program, cache, digest
 from tpu_lab.backend.storage import Pending
 
@@ -111,6 +111,7 @@ def rehearse():
             reason = executor.graph.full()
             if reason is not None:
                 executor.flush(reason)
+        launches.deferred(trace.active)
         return executor.graph.add(sig, [peek(c) for c in cells], floats, ints)
 
     def add(key, jitted, args, view, flops, nbytes, site=None):

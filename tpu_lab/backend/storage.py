@@ -121,7 +121,10 @@ def adopt(storage, tensor: torch.Tensor) -> Cell:
     if raw is not None:
         import jax
 
+        from tpu_lab.backend import live
+
         value = jax.device_put(raw[: where.nbytes].view(where.jdtype).reshape(where.shape))
+        live.came(value)
     storage._tpu = found = Cell(value, where)
     return found
 

@@ -53,22 +53,37 @@ def site(skip: int = 1) -> Site:
 
 
 def _site_of(frame) -> Site:
+    return read(spot(frame))
+
+
+def spot(frame) -> tuple | None:
+    """(code, position in it, globals) of the innermost user frame, for `read`; None without one. A line number costs more."""
     while frame is not None:
-        file = frame.f_code.co_filename
+        code = frame.f_code
+        file = code.co_filename
         user = _is_user.get(file)  # by file: Dynamo makes code objects that cannot be hashed
         if user is None:
-            user = _is_user[file] = _user_code(frame.f_code)
+            user = _is_user[file] = _user_code(code)
         if user:
-            key = file, frame.f_lineno
-            found = _lines.get(key)
-            if found is None:
-                code = linecache.getline(*key, frame.f_globals).strip()
-                if len(_lines) >= 10_000:
-                    _lines.clear()
-                found = _lines[key] = Site(*key, code)
-            return found
+            return code, frame.f_lasti, frame.f_globals
         frame = frame.f_back
-    return NOWHERE
+    return None
+
+
+def read(found: tuple | None) -> Site:
+    """The line of a spot."""
+    if found is None:
+        return NOWHERE
+    code, at, names = found
+    line = next((line for start, end, line in code.co_lines() if start <= at < end), None) or code.co_firstlineno
+    key = code.co_filename, line
+    site = _lines.get(key)
+    if site is None:
+        text = linecache.getline(*key, names).strip()
+        if len(_lines) >= 10_000:
+            _lines.clear()
+        site = _lines[key] = Site(*key, text)
+    return site
 
 
 def compile_site() -> Site:

@@ -1,0 +1,215 @@
+"""From notes to records: OpRecords, LaunchRecords, the curve of live bytes and the lives of arrays.
+
+While a profile is active, an op leaves a list of stamps and references in `Trace.log` (recorder.py), a launch another
+one (launches.py), and an array that dies its weak reference (live.py). All that can wait is done here, in the order of
+the log, when somebody reads the records: mostly once, after the profile has ended. `Trace.writing_ns` says what it cost.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+
+from tpu_lab import trace
+from tpu_lab.backend import dtypes, memory, where
+
+BATCH = 4096  # notes that a full trace lets come together
+_lock = threading.RLock()
+_now = time.perf_counter_ns
+_Op, _Launch, _Held = trace.OpRecord, trace.LaunchRecord, trace.HeldRecord
+
+
+def of(active: trace.Trace) -> Writer:
+    """The writer of a trace."""
+    if active.writer is None:
+        active.writer = Writer(active)
+    return active.writer
+
+
+class Writer:
+    """Reads the log of one trace from its beginning to its end."""
+
+    def __init__(self, active: trace.Trace) -> None:
+        self.trace = active
+        self._alive: dict = {}  # id of a reference -> (it, HeldRecord) of what is alive at this place in the log
+        self._total = 0  # bytes of those
+        self._late: collections.deque = collections.deque()  # (record, note, call into XLA) of launches that may not be ready, in order
+        self._ready = 0  # when the newest finished launch was ready
+        self._last: tuple | None = None  # (record, note) of the newest op: its call may not have returned
+        self._step = 0  # optimizer steps finished
+        self._sites: dict = {}  # (id of a code object, position) -> (its site, the code object)
+
+    def catch_up(self) -> None:
+        """Make records of all notes that there are."""
+        log = self.trace.log
+        if not log and not self._late:
+            return
+        with _lock:
+            start = _now()
+            if self._last is not None and self._last[1][11]:
+                record, note = self._last
+                record.host_ns, self._last = note[11] - note[1], None
+            notes = log[:]
+            del log[: len(notes)]
+            for note in notes:
+                kind = note.__class__
+                if kind is list:
+                    if note[0].__class__ is not int:
+                        self._op(note)
+                    elif note[1].__class__ is list:
+                        self._op_launch(*note, note)
+                    else:
+                        self._launch(*note, note)
+                elif kind is tuple:
+                    self._told(*note)
+                else:
+                    self._gone(note)
+            self._clock()
+            self.trace.writing_ns += _now() - start
+
+    def bound(self, *others) -> None:
+        """A full trace: keep its notes few, and forget what the records would need."""
+        for other in others:
+            other.clear()
+        if len(self.trace.log) >= BATCH:
+            self.catch_up()
+
+    def _op(self, note) -> None:
+        what, start, entered, noted, spot, module, phase, forward, again, index, launch, returned = note
+        active = self.trace
+        if len(active._ops) >= active.limit:
+            active._dropped += 1
+            return
+        file, line, code = self._site(spot)
+        if what.__class__ is tuple:
+            name, inputs, outputs, static, kind, fallback = what
+            inputs, outputs, flops, size = _texts(inputs), _texts(outputs), 0, 0
+        else:
+            name, inputs, outputs, static, kind = what.name, what.inputs, what.out_text, what.static, what.record.kind
+            fallback, flops, size = False, what.flops, what.nbytes
+        record = _Op(
+            index, name, inputs, outputs, static, kind, module, file, line, code, phase, forward, launch, flops, size, start,
+            (noted or entered) - entered, fallback, (returned or noted or entered) - start, again,
+        )  # fmt: skip
+        active._ops.append(record)
+        if not returned:
+            self._last = record, note
+
+    def _site(self, spot):
+        if spot is None:
+            return where.NOWHERE
+        key = id(spot[0]), spot[1]
+        found = self._sites.get(key)
+        if found is None:
+            found = self._sites[key] = where.read(spot), spot[0]  # the code object stays, and with it its id
+        return found[0]
+
+    def _op_launch(self, _, op, program, made, mode, start, before, after, noted, index, born, note) -> None:
+        what = op[0]  # results have the sizes that its signature says
+        sizes = [f.base.nbytes for f in what.fresh] + [what.windows[i].base.nbytes for i in what.writes]
+        point = len(self.trace._live)
+        for ref, size in zip(born if born.__class__ is list else (born,), sizes):
+            self._came(ref, size, point, op[9], "")
+        counts = len(what.windows), len(sizes), 0
+        self._launched(index, (op[9],), op[9], mode, self._site(op[4]), mode, program, made, start, before, after, noted, counts, note)
+
+    def _launch(self, _, program, made, mode, start, before, after, noted, index, born, reason, site, ops, newest, at, came, taken,
+                counts, note) -> None:  # fmt: skip
+        point = len(self.trace._live)
+        for ref in taken:
+            self._gone(ref, taken=True)
+        for ref, size in came:
+            self._came(ref, size, point, None, "inputs")
+        op = ops[0] if ops else None
+        for k, (ref, size) in enumerate(born):
+            if at is not None:
+                op = ops[at[k]] if at[k] is not None and at[k] < len(ops) else None
+            self._came(ref, size, point, op, "")
+        self._launched(index, tuple(ops), newest, reason, site, mode, program, made, start, before, after, noted, counts, note)
+
+    def _launched(self, index, ops, newest, reason, site, mode, program, made, start, before, after, noted, counts, note) -> None:
+        active = self.trace
+        if len(active._live) < active.limit:
+            active._live.append((newest, self._total))
+        else:
+            active._dropped += 1
+        if self._total > memory.peak:
+            memory.peak = self._total
+        active._programs[program.digest] = program  # hlo(), stablehlo(), lower(platform): what ran, as text
+        if ops and active._ops and active._ops[-1].index == ops[-1]:
+            active._ops[-1].record_ns += max(noted - after, 0)
+        if len(active._launches) >= active.limit:
+            active._dropped += 1
+            return
+        steps = active.steps
+        while self._step < len(steps) and steps[self._step] <= start:
+            self._step += 1
+        compile_ns, cache = 0, "hit"
+        if made is not None:
+            compile_ns, cache = round(sum(made.seconds) * 1e9), "disk" if made.tier == "disk" else "miss"
+        record = _Launch(
+            index, ops, cache, reason, *site, mode, program.digest, start, max(before - start - compile_ns, 0), compile_ns,
+            after - before, 0, program.flops, program.nbytes, *counts, self._step,
+        )  # fmt: skip
+        active._launches.append(record)
+        self._late.append((record, note, before))
+
+    def _clock(self) -> None:
+        """Device time = ready - max(its dispatch, the one before it ready): in order, as far as it is known."""
+        late = self._late
+        while late and (ready := late[0][1][0]):
+            record, _, before = late.popleft()
+            if ready > 0:
+                record.device_ns, record.ready_ns = max(ready - max(before, self._ready), 0), ready
+                self._ready = ready
+
+    # --- the lives of arrays ---------------------------------------------------------------------------------------
+
+    def older(self, ref, size: int) -> None:
+        """An array that was there before the profile."""
+        self._came(ref, size, len(self.trace._live), None, "before")
+
+    def _came(self, ref, size: int, point: int, op: int | None, owner: str) -> None:
+        self._alive[id(ref)] = ref, _Held(op, point, None, size, owner, "")
+        self._total += size
+
+    def _told(self, ref, size: int | None, owner: str, name: str = "") -> None:
+        """It came from the host, of this size; or whose it is."""
+        if size is not None:
+            self._came(ref, size, len(self.trace._live), None, owner)
+        elif (found := self._alive.get(id(ref))) is not None:
+            found[1].owner, found[1].name = owner, name
+
+    def _gone(self, ref, taken: bool = False) -> None:
+        found = self._alive.pop(id(ref), None)
+        if found is not None:
+            held = found[1]
+            self._total -= held.bytes
+            held.died, held.taken = len(self.trace._live), taken
+            self._hold(held)
+
+    def _hold(self, held) -> None:
+        active = self.trace
+        if len(active._held) < active.limit:
+            active._held.append(held)
+        else:
+            active._dropped += 1
+
+    def finish(self) -> None:
+        """The trace has ended: the arrays that are alive have no end."""
+        self.catch_up()
+        active = self.trace
+        if active.live and active.live[-1][1] != self._total:  # what went after the last launch
+            active.add("live", (active.op_count - 1, self._total))
+        for _, held in self._alive.values():
+            self._hold(held)
+        self._alive.clear()
+        self._total = 0
+
+
+def _texts(avals: tuple) -> tuple[str, ...]:
+    """("f32[8]", ...) of (size, dtype, size, dtype, ...); texts stay."""
+    if not avals or avals[0].__class__ is str:
+        return avals
+    return tuple(dtypes.aval(size, dtype) for size, dtype in zip(avals[::2], avals[1::2]))
