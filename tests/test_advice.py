@@ -1,6 +1,5 @@
 """Each rule of the advice finds what it is for, and nothing in a trace without it."""
 
-import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -81,7 +80,7 @@ def test_each_rule_finds_its_case_and_leaves_the_clean_one(kind):
 
 def test_a_read_beside_a_synchronize_on_one_line_is_the_read():
     t = with_waits(steps(copies=8, copy_ms=0.2))
-    t.waits.insert(0, dataclasses.replace(next(w for w in t.waits if w.what == "item"), what="synchronize"))
+    t.waits.insert(0, replace(next(w for w in t.waits if w.what == "item"), what="synchronize"))
     (found,) = (f for f in advice.findings(Metrics(t), limit=9) if f.kind == "wait")
     assert ".item() at train.py:43" in found.evidence
 

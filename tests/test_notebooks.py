@@ -12,7 +12,11 @@ import nbformat
 import pytest
 import torch
 
+from tpu_lab.lessons import dlrm as dlrm_lesson
 from tpu_lab.lessons import mingpt as lesson
+from tpu_lab.lessons import resnet as resnet_lesson
+from tpu_lab.lessons import unet as unet_lesson
+from tpu_lab.lessons.runs import programs
 from tpu_lab.models import data, dlrm, mingpt, unet
 from tpu_lab.viz import ahead
 
@@ -20,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 SMALL = {
     "hello": {"device": "tpu", "rows": 16, "look": 4},
+    "your_model": {"device": "tpu", "chip": "v6e", "example": "a table of words", "code": None, "shape": "i64[2, 3]"},
     "modes": {
         "device": "tpu",
         "chip": "v6e",
@@ -54,7 +59,7 @@ SMALL = {
         "batch": 64,
         "steps": 6,
         "epochs": 1,
-        "rate": 0.8,
+        "rate": 1e-2,
         "accuracy": 0.15,
     },
     "dlrm": {
@@ -203,6 +208,48 @@ def test_modes_more_programs_more_bytes_on_a_tpu(notebook):
     assert fused["programs"] == 1 < compiled["programs"] and fused["moved"] < compiled["moved"]
 
 
+def test_your_model_shows_coverage_and_steps(notebook):
+    outputs, definitions = notebook("your_model").app.run(defs={"params": SMALL["your_model"]})
+    seen = definitions["seen"]
+    assert not seen.fault and "aten.embedding.default" in set(seen.coverage.rows.op)
+    m = seen.profile.metrics
+    assert [launch.mode for launch in m.launches_in(m.span)] == ["fused"]
+    assert {op.file for op in m.ops_in(m.span) if op.phase == "forward" and op.module} == {"model.py"}
+    assert any("TorchTPU has them all" in repr(output) for output in outputs)
+
+
+def test_your_model_a_fault_is_one_calm_sentence(notebook):
+    code = "class Net(nn.Module):\n    def forward(self, x):\n        return self.layer(x)\n"
+    defs = {"params": {**SMALL["your_model"], "code": code, "shape": "2, 3"}}
+    outputs, definitions = notebook("your_model").app.run(defs=defs)
+    fault = definitions["seen"].fault
+    assert fault == "Line 3, “return self.layer(x)”: AttributeError, 'Net' object has no attribute 'layer'"
+    shown = "".join(map(repr, outputs))
+    assert "It does not run yet" in shown and "Traceback" not in shown
+    assert notebook("your_model").look("class A(nn.Module):\n    def forward(self, x): return x", "2", "tpu").fault
+
+
+def test_your_model_says_what_to_change(notebook):
+    module = notebook("your_model")
+    found = {}
+    for name in ("an op that TorchTPU lacks", "a question in the middle"):
+        code, _ = module.examples()[name]
+        found[name] = module.changes(module.look(code, "4, 128", "tpu"), None)
+    (lacks,), (cut,) = found.values()
+    assert lacks == ("Replace aten.mish.", "TorchTPU 0.2.0 has no kernel for it, and would raise at model.py:10.")
+    assert cut[0] == "Read no value inside the step." and "at model.py:11" in cut[1] and "2 launches a step" in cut[1]
+    scale = module.look("class A(nn.Module):\n    def forward(self, x): return x * 2", "4, 128", "tpu")
+    assert module.changes(scale, None)[0][0] == "Nothing stands out."
+    assert module.changes(scale, ["Try 128 for 10.", "It fills a tile"])[-1] == ("Try 128 for 10.", "It fills a tile")
+
+
+def test_your_model_has_a_tpu_view_of_each_example(notebook):
+    stored = ahead.of("your_model")
+    for name in notebook("your_model").examples():
+        groups = stored[f"{name}: groups"].rows
+        assert (~groups.compiler.str.contains("CPU")).any() and "v6e" in stored[f"{name}: memory"].title
+
+
 def test_mingpt_learns_and_writes(small_mingpt):
     _, definitions = small_mingpt
     run = definitions["short"]
@@ -279,8 +326,8 @@ def small_dlrm(notebook):
     return definitions
 
 
-def test_dlrm_a_lookup_moves_bytes_and_multiplies_nothing(notebook, small_dlrm):
-    split = notebook("dlrm").parts(small_dlrm["short"].profile)
+def test_dlrm_a_lookup_moves_bytes_and_multiplies_nothing(small_dlrm):
+    split = dlrm_lesson.parts(small_dlrm["short"].profile)
     assert split["lookups and their gradients"][0] == split["optimizer"][0] == 0 < split["matmuls"][0]
     assert all(moved > 0 for _, moved in split.values())
     trace = small_dlrm["short"].profile.trace
@@ -303,9 +350,9 @@ def test_dlrm_the_auc_is_the_share_of_pairs_in_order():
     assert dlrm.roc(late, late, torch.tensor([0.0, 1.0])) == [1.0, 1.0]
 
 
-def test_dlrm_judges_the_held_out_flights(notebook, small_dlrm):
+def test_dlrm_judges_the_held_out_flights(small_dlrm):
     assert 0.67 < small_dlrm["to_beat"] < 0.70
-    assert 0.4 < small_dlrm["reached"] < 0.75 and small_dlrm["scores"].shape == (notebook("dlrm").UNSEEN,)
+    assert 0.4 < small_dlrm["reached"] < 0.75 and small_dlrm["scores"].shape == (dlrm_lesson.UNSEEN,)
 
 
 def test_dlrm_one_table_for_all_names_gives_what_seven_give():
@@ -325,17 +372,17 @@ def test_resnet_learns_and_shows_where_fusions_end(notebook):
     assert definitions["accuracy"] > 0.15 and len(definitions["losses"]) == 62
     assert [launch.cache for launch in profile.trace.launches[-4:]] == ["hit"] * 4, "one program for all steps"
     assert not any(op.fallback for op in profile.trace.ops)
-    ends = module.ends(rows)
+    ends = resnet_lesson.ends(rows)
     assert sum(map(len, ends.values())) == (rows.letter != "").sum(), "each group has one reason"
     assert ends["another reason"].empty
-    alone, convolutions = module.with_company(rows)
+    alone, convolutions = resnet_lesson.with_company(rows)
     assert alone < convolutions >= 9, "on the CPU a convolution is a kernel of its own"
 
 
-def test_resnet_on_a_tpu_joins_norms_and_fills_the_lanes_with_the_batch(notebook):
-    module, stored = notebook("resnet"), ahead.of("resnet")
+def test_resnet_on_a_tpu_joins_norms_and_fills_the_lanes_with_the_batch():
+    stored = ahead.of("resnet")
     groups = stored["groups"].rows
-    joined, convolutions = module.with_company(groups[~groups.compiler.str.contains("CPU")])
+    joined, convolutions = resnet_lesson.with_company(groups[~groups.compiler.str.contains("CPU")])
     assert joined > convolutions / 2
     factors = [row["held"] / row["useful"] for row in stored["padding"]]
     assert factors == sorted(factors, reverse=True) and factors[0] > 8 and factors[-1] < 1.1
@@ -347,11 +394,11 @@ def small_unet(notebook):
     return definitions
 
 
-def test_unet_each_size_is_a_program_and_padding_makes_them_one(notebook, small_unet):
+def test_unet_each_size_is_a_program_and_padding_makes_them_one(small_unet):
     plain, bucketed = small_unet["plain"], small_unet["bucketed"]
     assert [launch.cache == "hit" for launch in plain.trace.launches] == [False, False, True, True]
     assert [launch.cache == "hit" for launch in bucketed.trace.launches] == [False, True, True, True]
-    assert notebook("unet").programs(plain) == 2 and notebook("unet").programs(bucketed) == 1
+    assert programs(plain) == 2 and programs(bucketed) == 1
     first, second = (compile.why for compile in plain.trace.compiles)
     assert "f32[1,3,72,90], was f32[1,3,66,96]" in second and "was" not in first
 
@@ -362,12 +409,12 @@ def test_unet_padding_hardly_changes_a_picture(small_unet):
         torch.testing.assert_close(own, padded, atol=0.05, rtol=0)
 
 
-def test_unet_pads_with_what_is_there(notebook):
+def test_unet_pads_with_what_is_there():
     picture = torch.arange(12.0).reshape(1, 1, 3, 4)
-    grown = notebook("unet").padded(picture, 5)
+    grown = unet_lesson.padded(picture, 5)
     assert grown.shape == (1, 1, 5, 5) and torch.equal(grown[..., :3, :4], picture)
     assert grown[0, 0, 0].tolist() == [0, 1, 2, 3, 2] and grown[0, 0, :, 0].tolist() == [0, 4, 8, 4, 0]
-    assert torch.equal(notebook("unet").padded(picture[..., :2], 1), picture[..., :2])
+    assert torch.equal(unet_lesson.padded(picture[..., :2], 1), picture[..., :2])
 
 
 def test_unet_learns_and_is_judged_against_filters(notebook):
@@ -375,13 +422,13 @@ def test_unet_learns_and_is_judged_against_filters(notebook):
     model, losses, _ = module.train(config, 40, 1e-2, "cpu")
     assert sum(losses[-5:]) / 5 < 0.7 < losses[0]
     clean = data.photographs()[module.HELD_OUT][:, 10:58, 140:188]
-    noisy = clean + module.NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
+    noisy = clean + unet_lesson.NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         restored = module.denoise(model, noisy[None], 2, "cpu")[0]
-    worst = module.psnr(noisy, clean)
-    assert worst == pytest.approx(20, abs=0.5) and module.psnr(restored, clean) > worst + 1
-    for picture in module.filtered(noisy, clean).values():
-        assert picture.shape == clean.shape and module.psnr(picture, clean) > worst + 3
+    worst = unet_lesson.psnr(noisy, clean)
+    assert worst == pytest.approx(20, abs=0.5) and unet_lesson.psnr(restored, clean) > worst + 1
+    for picture in unet_lesson.filtered(noisy, clean).values():
+        assert picture.shape == clean.shape and unet_lesson.psnr(picture, clean) > worst + 3
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
     "resnet": ("Train a few steps, and look", "Let it learn"),
     "hello": (None, "What we saw"),
+    "your_model": ("What a TPU's compiler joins", "What to change"),
     "modes": ("Four modes on one time axis", "What a mode costs"),
     "mingpt": ("Train, and look", "Let it write"),
     "dlrm": ("Train a few steps, and look", "Each op under its roof"),
@@ -30,6 +31,7 @@ PARTS = {
 CARDS = {
     "resnet": "What the tile wastes",
     "hello": "The same four ops: 4 launches in strict mode, 1 in fused",
+    "your_model": "What a TPU's compiler joins",
     "modes": "Four modes on one time axis",
     "mingpt": "Train, and look",
     "dlrm": "Train a few steps, and look",

@@ -135,6 +135,19 @@ def rows(compiled: Compiled):
     return pd.DataFrame(out, columns=COLUMNS)
 
 
+def advice(c: Compiled) -> tuple[str, str]:
+    """(the act, its reason): the one thing that the view says to try."""
+    from tpu_lab.viz import v6e_parts as parts
+
+    return parts.advice(c, *_worst(_kinds(c) if c.fits else _held(c)))
+
+
+def _worst(kinds: list[padding.Kind]) -> tuple[padding.Kind | None, padding.Tile | None]:
+    """The kind of buffers that wastes most, and how a tile of it is filled when that is much."""
+    worst = next((k for k in sorted(kinds, key=lambda k: -k.waste) if k.waste and padding.tile(k.shape, k.layout)), None)
+    return worst, padding.tile(worst.shape, worst.layout) if worst and worst.factor > 1.05 else None
+
+
 def title(c: Compiled) -> str:
     """The finding: does it fit, and how much of what it holds is padding."""
     chip = c.target.name
@@ -194,8 +207,7 @@ def _model(c: Compiled, limit: int) -> Model:
     rest = [k for k in kinds if k not in shown]
     name, factor = number.size_unit(max((k.held for k in shown), default=MIB))
     longest = max((k.held for k in shown), default=1)
-    worst = next((k for k in sorted(kinds, key=lambda k: -k.waste) if k.waste and padding.tile(k.shape, k.layout)), None)
-    tile = padding.tile(worst.shape, worst.layout) if worst and worst.factor > 1.05 else None
+    worst, tile = _worst(kinds)
     count = sum(len(p.placed.buffers) for p in c.parts if p.placed)
     return Model(
         title(c), parts.meta(c), parts.facts(c), *parts.fit(c, asked(c)), parts.spaces(c),
