@@ -12,7 +12,7 @@ from urllib.parse import quote
 HOST, FOLDER = "127.0.0.1", "jupyter"  # where the twins stand, in the folder of the notebooks
 MISSING = (
     "tpu-lab: JupyterLab is not installed here.\n"
-    "Way out: `pip install 'tpu-lab[jupyter]'`, in a source tree `.venv/bin/pip install -c constraints.txt -e '.[jupyter]'`"
+    "Way out: `pip install 'tpu-lab[jupyter]'`, in a source tree `.venv/bin/python -m pip install -c constraints.txt -e '.[jupyter]'`"
 )
 
 

@@ -39,103 +39,55 @@ def _():
     return
 
 
-@app.function(hide_code=True)
-def layer(x, w):
-    """x: f32[512,256], w: f32[256,1024]."""
-    return x @ w
-
-
-@app.cell(hide_code=True)
-def _():
-    layer_profile = check.attempt(
-        layer, torch.ones(512, 256, device="tpu"), torch.ones(256, 1024, device="tpu"), mode="strict", fresh=True
-    ).profile
-    matmul = next(op for op in layer_profile.trace.ops if op.kind == "matmul")
-    return layer_profile, matmul
-
-
 @app.cell(hide_code=True)
 def _():
     mo.md("""
-    ## 7.1 · FLOPs
+    ## 7.1 · FLOPs and bytes
 
-    A layer is `x @ w`, with `x: f32[512,256]` and `w: f32[256,1024]`. Each value of the result is a sum of products. A multiplication and the addition that follows it are 2
-    FLOPs.
+    A layer is `x @ w`, with `x: f32[512,256]` and `w: f32[256,1024]`. Each value of the result is a sum of products. A
+    multiplication and the addition that follows it are 2 FLOPs. It has to read `x` and `w` and to write the result.
 
-    Predict: how many FLOPs is the matmul?
+    Predict: how many FLOPs is the matmul, and how many bytes does it move?
     """)
     return
 
 
 @app.cell
 def _():
-    flops = ...  # yours: a number, or an expression
-    return (flops,)
+    work = ...  # yours: (FLOPs, bytes); expressions will do
+    return (work,)
 
 
 @app.cell(hide_code=True)
-def _(flops, matmul):
+def _(work):
+    def layer(x, w):
+        return x @ w
+
+    _x, _w = torch.ones(512, 256, device="tpu"), torch.ones(256, 1024, device="tpu")
+    layer_profile = check.attempt(layer, _x, _w, mode="strict", fresh=True).profile
+    matmul = next(op for op in layer_profile.trace.ops if op.kind == "matmul")
     by_hand = sheet.predict(
         "7.1",
-        flops,
-        matmul.flops,
-        title="FLOPs",
-        name="flops",
-        within=0.01,
-        right="Values of the result, times products in each, times 2.",
-        hints=(
-            "how many values has the result?",
-            "how many products are summed for one of them? The dimension that `x` and `w` share.",
-            "and each product is one multiply-add.",
-        ),
-        record="p.ops.rows.flops",
-    )
-    by_hand
-    return (by_hand,)
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md("""
-    ## 7.2 · Bytes
-
-    It has to read `x` and `w` and to write the result. All are float32.
-
-    Predict: how many bytes is that?
-    """)
-    return
-
-
-@app.cell
-def _():
-    nbytes = ...  # yours: a number, or an expression
-    return (nbytes,)
-
-
-@app.cell(hide_code=True)
-def _(matmul, nbytes):
-    bytes_by_hand = sheet.predict(
-        "7.2",
-        nbytes,
-        matmul.bytes,
-        title="bytes",
-        name="nbytes",
+        work,
+        (matmul.flops, matmul.bytes),
+        title="FLOPs and bytes",
+        name="work",
         within=0.01,
         right=f"{matmul.flops / matmul.bytes:.3g} FLOPs for each byte: the matmul's intensity.",
         hints=(
-            "three arrays: add up their values first.",
-            "512 × 256, 256 × 1024 and 512 × 1024 values.",
+            "how many values has the result, and how many products are summed for one of them?",
+            "FLOPs: each product is one multiply-add. Bytes: three arrays, 512 × 256, 256 × 1024 and 512 × 1024 values.",
             "a float32 has 32 bits.",
         ),
-        record="p.ops.rows.bytes",
+        record="p.ops.rows",
     )
-    bytes_by_hand
-    return (bytes_by_hand,)
+    by_hand
+    return by_hand, layer_profile, matmul
 
 
 @app.cell(hide_code=True)
-def _(layer_profile, nbytes):
-    mo.accordion({"Look: it stands under the roof": layer_profile.roofline}) if nbytes is not ... else None
+def _(layer_profile, work):
+    mo.accordion({"Look: it stands under the roof": layer_profile.roofline}) if work is not ... else None
     return
 
 
@@ -143,25 +95,23 @@ def _(layer_profile, nbytes):
 def _():
     _v6e = chips.CHIPS["v6e"]
     ridge = _v6e.bf16 / _v6e.bandwidth
-    page.facts(
-        (f"{_v6e.bf16 / 1e12:.0f} TFLOP/s", "a v6e, bf16, published"),
-        (f"{_v6e.bandwidth / 1e12:.2f} TB/s", "its memory, published"),
+    page.stack(
+        mo.md("""
+        ## 7.2 · Which roof?
+
+        A chip that can do F FLOP/s and move B bytes/s is kept busy by F / B FLOPs for each byte: the **ridge**. What
+        has a lower intensity waits for memory, what has a higher one for arithmetic.
+        """),
+        page.facts(
+            (f"{_v6e.bf16 / 1e12:.0f} TFLOP/s", "a v6e, bf16, published"),
+            (f"{_v6e.bandwidth / 1e12:.2f} TB/s", "its memory, published"),
+        ),
+        mo.md("""
+        The same layer in bfloat16 has the same FLOPs and half the bytes. Predict: on a v6e, is it bound by `"memory"`
+        or by `"compute"`?
+        """),
     )
     return (ridge,)
-
-
-@app.cell(hide_code=True)
-def _():
-    mo.md("""
-    ## 7.3 · Which roof?
-
-    A chip that can do F FLOP/s and move B bytes/s is kept busy by F / B FLOPs for each byte: the **ridge**. What has a
-    lower intensity waits for memory, what has a higher one for arithmetic. Above are the figures of a v6e.
-
-    The same layer in bfloat16 has the same FLOPs and half the bytes. Predict: on a v6e, is it bound by `"memory"` or by
-    `"compute"`?
-    """)
-    return
 
 
 @app.cell
@@ -174,7 +124,7 @@ def _():
 def _(bound, matmul, ridge):
     _intensity = matmul.flops / (matmul.bytes / 2)
     which_roof = sheet.predict(
-        "7.3",
+        "7.2",
         bound,
         "compute" if _intensity >= ridge else "memory",
         title="which roof?",
@@ -182,7 +132,7 @@ def _(bound, matmul, ridge):
         right=f"The ridge is at {ridge:.0f} FLOPs a byte, the layer at {_intensity:.0f}.",
         hints=(
             "two divisions: the chip's FLOP/s by its bytes/s, and the layer's FLOPs by its bytes.",
-            "half the bytes: the intensity is twice that of 7.2.",
+            "half the bytes: the intensity is twice that of 7.1.",
             "below the ridge the arithmetic waits for bytes.",
         ),
     )
@@ -193,7 +143,7 @@ def _(bound, matmul, ridge):
 @app.cell(hide_code=True)
 def _():
     mo.md("""
-    ## 7.4 · Enough rows
+    ## 7.3 · Enough rows
 
     The weights are read once, however many rows `x` has. So more rows (a larger batch, longer texts) mean more FLOPs a
     byte. Take a layer of a large model on a v6e: `x: bf16[n,4096]`, `w: bf16[4096,16384]`.
@@ -216,7 +166,7 @@ def _(ridge, rows):
 
     _needed = next(n for n in range(1, 5000) if _intensity(n) >= ridge)
     enough_rows = sheet.predict(
-        "7.4",
+        "7.3",
         rows,
         _needed,
         title="enough rows",
@@ -224,7 +174,7 @@ def _(ridge, rows):
         within=0.01,
         right=f"From {_needed} rows on. A model that writes one letter at a time has one row for each text: it waits for memory.",
         hints=(
-            "write FLOPs and bytes with n in them, as in 7.1 and 7.2, with 2 bytes a value.",
+            "write FLOPs and bytes with n in them, as in 7.1, with 2 bytes a value.",
             "the intensity is n · 4096 · 16384 / (n · 4096 + 4096 · 16384 + n · 16384). Where is it the ridge?",
             "a list of n and their intensities is a way, too: `next(n for n in range(1, 5000) if ...)`.",
         ),
@@ -236,7 +186,7 @@ def _(ridge, rows):
 @app.cell(hide_code=True)
 def _():
     mo.md("""
-    ## 7.5 · The model FLOPs of a GPT
+    ## 7.4 · The model FLOPs of a GPT
 
     **Model FLOPs** of a training step are what the model needs by its formula, whatever the program does besides. One
     token costs 2 FLOPs for each weight it is multiplied by:
@@ -275,7 +225,7 @@ def _(step_flops):
         return None
 
     of_a_gpt = sheet.do(
-        "7.5",
+        "7.4",
         check.attempt(_all, shows=step_flops, name="step_flops"),
         title="the model FLOPs of a GPT",
         test=_test,
@@ -292,41 +242,37 @@ def _(step_flops):
     return (of_a_gpt,)
 
 
-@app.function(hide_code=True)
-def train(config, batch, steps):
-    """Some steps of a small GPT on the device."""
-    torch.manual_seed(0)
-    model = mingpt.Model(config).to("tpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for seed in range(steps):
-        mingpt.loss(model, *(part.to("tpu") for part in mingpt.batch(config, batch, seed))).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return True
-
-
 @app.cell(hide_code=True)
 def _():
-    mo.md("""
-    ## 7.6 · MFU
+    def train(config, batch, steps):
+        torch.manual_seed(0)
+        model = mingpt.Model(config).to("tpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for seed in range(steps):
+            mingpt.loss(model, *(part.to("tpu") for part in mingpt.batch(config, batch, seed))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return True
 
-    **Model FLOPs utilisation** is the part of the chip's peak that the model made use of: its FLOPs by the time and the
-    peak. Compiling is no part of a step's time: it happens once. Below is the step of a small GPT on this computer.
-
-    Do: the MFU, from the FLOPs of a step, the seconds that it took in all, the seconds of these that were compiling, and
-    the peak in FLOP/s.
-    """)
-    return
-
-
-@app.cell(hide_code=True)
-def _():
     _config = mingpt.Config(layers=1, heads=2, width=64, block=64)
     gpt = check.attempt(train, _config, 8, 6, mode="fused", fresh=True).profile
-    page.facts(
-        (f"{gpt.metrics.flops / 1e6:.0f} MFLOP", "a step"),
-        (f"{gpt.metrics.step_split.total / 1e6:.3g} ms", "a step, measured"),
-        (f"{gpt.metrics.peak.flops / 1e9:.3g} GFLOP/s", f"{gpt.metrics.peak.label}, measured"),
+    page.stack(
+        mo.md("""
+        ## 7.5 · MFU
+
+        **Model FLOPs utilisation** is the part of the chip's peak that the model made use of: its FLOPs by the time
+        and the peak. Compiling is no part of a step's time: it happens once. Here is the step of a small GPT on this
+        computer.
+        """),
+        page.facts(
+            (f"{gpt.metrics.flops / 1e6:.0f} MFLOP", "a step"),
+            (f"{gpt.metrics.step_split.total / 1e6:.3g} ms", "a step, measured"),
+            (f"{gpt.metrics.peak.flops / 1e9:.3g} GFLOP/s", f"{gpt.metrics.peak.label}, measured"),
+        ),
+        mo.md("""
+        Do: the MFU, from the FLOPs of a step, the seconds that it took in all, the seconds of these that were
+        compiling, and the peak in FLOP/s.
+        """),
     )
     return (gpt,)
 
@@ -360,7 +306,7 @@ def _(gpt, mfu):
         return None
 
     by_hand_mfu = sheet.do(
-        "7.6",
+        "7.5",
         check.attempt(_all, shows=mfu, name="mfu"),
         title="MFU",
         test=_test,
@@ -384,8 +330,8 @@ def _(gpt, by_hand_mfu):
 
 
 @app.cell(hide_code=True)
-def _(by_hand, by_hand_mfu, bytes_by_hand, enough_rows, of_a_gpt, which_roof):
-    score = sheet.show(by_hand, bytes_by_hand, which_roof, enough_rows, of_a_gpt, by_hand_mfu, code=False)
+def _(by_hand, by_hand_mfu, enough_rows, of_a_gpt, which_roof):
+    score = sheet.show(by_hand, which_roof, enough_rows, of_a_gpt, by_hand_mfu, code=False)
     score
     return (score,)
 

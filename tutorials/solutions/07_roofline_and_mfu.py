@@ -12,8 +12,7 @@ def mfu(flops, seconds, compiling, peak):
 
 
 ANSWERS = {
-    "flops": 2 * 512 * 256 * 1024,
-    "nbytes": 4 * (512 * 256 + 256 * 1024 + 512 * 1024),
+    "work": (2 * 512 * 256 * 1024, 4 * (512 * 256 + 256 * 1024 + 512 * 1024)),
     "bound": "memory",
     "rows": 676,
     "step_flops": step_flops,
