@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.ops.elementwise import rounded
 from tpu_lab.backend.registry import op
 
@@ -216,3 +217,19 @@ def logit_backward(g, x, eps=None):
 @op(aten.native_dropout_backward)
 def native_dropout_backward(g, mask, scale):
     return g * mask.astype(g.dtype) * jnp.asarray(scale, g.dtype)
+
+
+@op(aten.glu_jvp)
+def glu_jvp(y, x, dx, dim):
+    """The tangent of `glu` at x in direction dx."""
+    return jax.jvp(lambda x: glu(x, dim), (wide(x),), (wide(dx),))[1]
+
+
+@op(aten.glu_backward_jvp)
+def glu_backward_jvp(grad_x, grad_glu, x, dgrad_glu, dx, dim):
+    """The tangent of `glu_backward` in direction (dgrad_glu, dx)."""
+
+    def gradient(grad, x):
+        return jax.vjp(lambda x: glu(x, dim), x)[1](grad)[0]
+
+    return jax.jvp(gradient, (wide(grad_glu), wide(x)), (wide(dgrad_glu), wide(dx)))[1]

@@ -68,7 +68,7 @@ def arange(end, dtype=None, out=None):
     return _sequence(0, 1, out)
 
 
-@op(aten.arange.start, aten.arange.start_step, aten.arange.start_out, aten.range, static=("start", "end", "step"), **NEW)
+@op(aten.arange.start, aten.arange.start_step, aten.arange.start_out, aten.range, aten.range.out, static=("start", "end", "step"), **NEW)
 def arange_from(start, end, step=1, dtype=None, out=None):
     return _sequence(start, step, out)
 

@@ -71,3 +71,36 @@ def addbmm(bias, a, b, beta=1, alpha=1, out=None):
 @op(aten.addr, **CONSTANT)
 def addr(bias, a, b, beta=1, alpha=1, out=None):
     return plus(bias, product(a, b, out, "i,j->ij"), beta, alpha)
+
+
+@op(aten._compute_linear_combination, kind="matmul")
+def linear_combination(x, coefficients):
+    """x: [N, ...], coefficients: [M, N] -> [M, ...]."""
+    return precision.matmul(coefficients.astype(x.dtype), x.reshape(x.shape[0], -1)).reshape(-1, *x.shape[1:])
+
+
+@op(aten._weight_int8pack_mm, kind="matmul")
+def int8_weights(x, weight, scales):
+    """x: [rows, in], weight: int8 [out, in], one scale for each of its rows."""
+    return precision.matmul(x, weight.T.astype(x.dtype)) * scales
+
+
+def _scaled(a, scale, b, scale_b):
+    return precision.matmul(a.astype(jnp.float32) * scale, b.astype(jnp.float32) * scale_b)
+
+
+@op(aten._scaled_mm, kind="matmul")
+def scaled_mm(a, b, scale_a, scale_b, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
+    """Products of float8 numbers that carry a scale each, or one for each row of a and column of b."""
+    y = _scaled(a, scale_a, b, scale_b)
+    y = y if bias is None else y + bias.astype(y.dtype)
+    return y if scale_result is None else y / scale_result
+
+
+@op(aten._scaled_mm_v2, kind="matmul")
+def scaled_mm_v2(
+    a, b, scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b, bias, out_dtype, contraction_dim=(),
+    use_fast_accum=False,
+):  # fmt: skip
+    """The same with lists: recipe 0 is one scale for all, 1 one a row; others need blocks that CPUs do not take."""
+    return scaled_mm(a, b, scale_a[0], scale_b[0], bias)

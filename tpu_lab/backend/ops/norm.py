@@ -195,3 +195,35 @@ def renorm(x, p, dim, maxnorm):
         jnp.isinf(p), size.max(axes, keepdims=True), (size**power).sum(axes, keepdims=True) ** (1 / power)
     ).astype(size.dtype)
     return wx * jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1).astype(wx.dtype)
+
+
+# Batch norm that writes its statistics as its schema says
+
+
+@op(aten._batch_norm_with_update.default, kind="reduce", runtime=("momentum",))
+def batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
+    """(y, save_mean, save_invstd, a reserve that is empty here, and what is written: the running statistics)."""
+    y, mean, invstd, *running = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return y, mean, invstd, jnp.zeros((0,), jnp.uint8), *running
+
+
+@op(aten._batch_norm_with_update.out, kind="reduce", runtime=("momentum",))
+def batch_norm_with_update_out(x, weight, bias, running_mean, running_var, momentum, eps):
+    """What is written, in the order of the schema."""
+    values = batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps)
+    return *values[4:], *values[:4]
+
+
+@op(aten._native_batch_norm_legit.out, kind="reduce", runtime=("momentum",))
+def batch_norm_legit_out(x, weight, bias, running_mean, running_var, training, momentum, eps):
+    """What is written, in the order of the schema."""
+    values = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    return *values[3:], *values[:3]
+
+
+@op(aten.batch_norm_update_stats, kind="reduce", mutates=("running_mean", "running_var"), runtime=("momentum",))
+def batch_norm_update_stats(x, running_mean, running_var, momentum):
+    """(mean, biased variance), then the running statistics."""
+    mean, var = _moments(wide(x), _batch_axes(x))
+    _, _, _, *running = _batch_norm(x, None, None, running_mean, running_var, True, momentum, 0.0)
+    return mean.reshape(-1), var.reshape(-1), *running

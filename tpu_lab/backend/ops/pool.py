@@ -266,3 +266,8 @@ def max_unpool2d(x, indices, output_size):
 @op(aten.max_unpool3d, kind="movement")
 def max_unpool3d(x, indices, output_size, stride, padding):
     return _scatter_planes(x, indices, (*x.shape[:-3], *output_size), 3, add=False)
+
+
+@op(aten.adaptive_avg_pool3d_backward.grad_input, kind="reduce")
+def adaptive_avg_pool3d_backward_out(grad, x):
+    return adaptive_avg_pool2d_backward(grad, x, 3)

@@ -192,3 +192,8 @@ def logsumexp(x, dim, keepdim=False):
 @op(aten.trace, kind="reduce", out=True)
 def trace(x, out=None):
     return jnp.trace(accumulated(x, out))
+
+
+@op(aten._aminmax, kind="reduce")
+def aminmax_along(x, dim=None, keepdim=False):
+    return aminmax(x, dim, keepdim)
