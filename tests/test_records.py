@@ -175,6 +175,48 @@ def test_each_wait_is_recorded(what, force):
     assert wait.file == __file__ and 'lambda x: ' in wait.code and wait.wait_ns >= 0
 
 
+def asks(x):
+    if x.sum() > 1:  # bool
+        pass
+    assert not x.sum() < 1, "bool"
+    any(v > 0 for v in (x.sum(),))  # bool
+    n = x.sum().to(torch.int64)
+    int(n)  # int
+    float(
+        n
+    )  # float
+    for _ in range(n):  # index
+        pass
+    [1, 2, 3, 4][n]  # index
+    n.item()  # item
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wait_says_who_asked(mode):
+    active = record(lambda: asks(torch.ones(3, device="tpu")), mode)
+    told = ["bool", "bool", "bool", "int", "float", "index", "index", "item"]
+    assert [w.what for w in active.waits] == told
+    if mode == 0:
+        assert list(dict.fromkeys(r.reason for r in active.launches)) == ["bool", "int"]  # then it is known
+
+
+def test_bytes_are_those_read_and_those_written():
+    x, y, few = torch.ones(4, 8, device="tpu"), torch.ones(4, 8, device="tpu"), torch.ones(8, device="tpu")
+
+    def run():
+        x.add(few), x.add_(few), torch.add(x, few, out=y)
+        x.mul(2), x.mul_(2)
+        x.zero_(), x.fill_(3), x.copy_(y), x[:2].add_(few)
+
+    one, row = 4 * 4 * 8, 4 * 8
+    sizes = [op.bytes for op in record(run, 1).ops if op.kind != "view"]
+    assert sizes == [2 * one + row] * 3 + [2 * one] * 2 + [one, one, 2 * one, 4 * 2 * 8 * 2 + row]
+    compiled = torch.compile(lambda: x.copy_(y + 1))
+    compiled()
+    sizes = {op.name: op.bytes for op in record(compiled, 1).ops}
+    assert sizes["aten.add.Tensor"] == sizes["aten.copy_.default"] == 2 * one
+
+
 def test_compiles_say_why():
     x = torch.ones(7, 3).to("tpu")
     active = record(lambda: (x.sinh(), x[:5].sinh(), x.sinh()), 1)

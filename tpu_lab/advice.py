@@ -28,7 +28,8 @@ class Finding:
     gain_ns: float  # at most this much a step (or once), for the order
 
 
-_COPIES = ("item", "bool", "print", "numpy", "cpu")
+_COPIES = {"item": ".item()", "bool": "bool()", "int": "int()", "float": "float()", "index": "range() or an index",
+           "print": "print()", "numpy": "numpy()", "cpu": ".cpu()"}  # fmt: skip
 
 
 def findings(m: Metrics, limit: int = 3) -> list[Finding]:
@@ -131,7 +132,7 @@ def waits(m: Metrics) -> Finding | None:
         return None
     file, line = every[0]
     wait = next(w for w in m.trace.waits if (w.file, w.line) == (file, line) and w.what in _COPIES)
-    call = {"item": ".item()", "cpu": ".cpu()", "numpy": ".numpy()", "bool": "bool()", "print": "print()"}[wait.what]
+    call = _COPIES[wait.what]
     gain = min(host, m.step_split.device)
     return Finding(
         "wait", "Read the value every 10 steps, not every step.",

@@ -18,6 +18,9 @@ REASONS = {
     "item": "item() needs the value",
     "print": "print needs the values",
     "bool": "bool() needs the value",
+    "int": "int() needs the value",
+    "float": "float() needs the value",
+    "index": "an index or a range needs the value",
     "numpy": "numpy() needs the values",
     "cpu": "copy to the CPU",
     "synchronize": "synchronize",
@@ -103,7 +106,7 @@ class CompileRecord:
 class WaitRecord:
     """The host waited for the device, or moved data: item(), cpu(), a copy to the device."""
 
-    what: str  # "item" | "cpu" | "to tpu" | "synchronize" | ...
+    what: str  # "item" | "bool" | "int" | "float" | "index" | "print" | "cpu" | "to tpu" | "synchronize" | ...
     file: str
     line: int
     code: str

@@ -149,7 +149,8 @@ def makers(module: torch.fx.GraphModule) -> list[int | None]:
 def _info(node: Node) -> OpInfo:
     operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     outputs = _tensors(node.meta.get("val"))
-    nbytes = sum(map(_nbytes, outputs)) + sum(_nbytes(n.meta["val"]) for n in operands)
+    unread = node.args[:1] if registry.overwrites(node.target) else ()  # the target of a copy_
+    nbytes = sum(map(_nbytes, outputs)) + sum(_nbytes(n.meta["val"]) for n in operands if n not in unread)
     origin = _origin(node).meta
     stack = origin.get("nn_module_stack") or origin.get("fwd_nn_module_stack") or {}
     file, line = _frame(origin.get("stack_trace") or origin.get("fwd_stack_trace") or "")

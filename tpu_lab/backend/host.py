@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, executor, interrupts, layouts, live, state, storage, where
+from tpu_lab.backend import asked, bounds, executor, interrupts, layouts, live, state, storage, where
 from tpu_lab.backend.window import bitcast, contiguous_strides
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
@@ -100,15 +100,16 @@ def item(tensor: torch.Tensor):
         raise RuntimeError("a value is needed while a program is being traced (item): it does not exist yet")
     with state.lock:
         found = storage.cell(tensor)
+        what = "item" if trace.active is None else asked.value(where.PACKAGE)
         if found.base.numel > 1:  # one element of something bigger: cut it out on the device
-            with executor.waiting("item"):
+            with executor.waiting(what):
                 tensor = torch.ops.aten.clone(tensor.detach())
                 found = storage.cell(tensor)
         start = _now()
-        with executor.waiting("item"):
+        with executor.waiting(what):
             array = executor.resolve(found)
         value = np.asarray(array)
-        _record("item", start, _now(), tensor.dtype.itemsize)
+        _record(what, start, _now(), tensor.dtype.itemsize)
         bounds.look()
         if found.base.dtype != tensor.dtype:
             value = np.asarray(bitcast(value.reshape(-1), found.base.dtype, tensor.dtype))

@@ -99,6 +99,17 @@ def writes(overload) -> tuple[str, ...]:
     return tuple(a.name for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
+_OVERWRITES = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ cauchy_ log_normal_ _foreach_copy_ "
+    "_foreach_zero_".split()
+)
+
+
+def overwrites(overload) -> bool:
+    """Does it write its first argument without reading what was there?"""
+    return isinstance(overload, torch._ops.OpOverload) and overload._schema.name.rpartition("::")[2] in _OVERWRITES
+
+
 def find(overload) -> Lowering | None:
     """The lowering registered for exactly this overload."""
     return _table.get(overload)

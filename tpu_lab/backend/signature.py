@@ -102,9 +102,7 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     sig.inputs = tuple(repr(w) for w in windows)
     sig.out_text = tuple(dtypes.aval(f.size, f.dtype) for f in sig.fresh) or tuple(repr(windows[i]) for i in sig.writes)
     sig.static = tuple(_static(record, args, kwargs))
-    sig.nbytes = sum(w.numel * w.dtype.itemsize for w in windows) + sum(
-        math.prod(f.size) * f.dtype.itemsize for f in sig.fresh
-    )
+    sig.nbytes = _nbytes(record, sig)
     sig.flops = _flops(record, metas, kmetas, fresh)
     return sig
 
@@ -324,6 +322,16 @@ def _static(record, args, kwargs):
 def _at_run_time(value, kind: int) -> str:
     """The type of a number that is an input of the program (see dispatch.Record._kind), "" for a constant of it."""
     return f"({type(value).__name__})" if (kind and type(value) is float) or (kind == 2 and type(value) is int) else ""
+
+
+def _nbytes(record, sig) -> int:
+    """Logical bytes that a call reads and writes. What it writes in place it reads first, like the plain form of the op,
+    unless it overwrites: `fill_`, `copy_`, `out=`."""
+    sizes = [w.numel * w.dtype.itemsize for w in sig.windows]
+    unread = sig.writes if registry.overwrites(record.overload) else ()
+    outs = [i for i, name in enumerate(sig.names) if name.partition("[")[0] in record.outs]
+    read = sum(sizes) - sum(sizes[i] for i in {*unread, *outs})
+    return read + sum(sizes[i] for i in sig.writes) + sum(math.prod(f.size) * f.dtype.itemsize for f in sig.fresh)
 
 
 def _flops(record, metas, kmetas, fresh) -> int:

@@ -25,8 +25,8 @@ class Site(NamedTuple):
 
 
 NOWHERE = Site("", 0, "")
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_MODELS = (os.path.join(_PACKAGE, "models", ""), os.path.join(_PACKAGE, "lessons", ""))
+PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_MODELS = (os.path.join(PACKAGE, "models", ""), os.path.join(PACKAGE, "lessons", ""))
 _LIBRARIES = tuple(
     os.path.join(path, "") for path in {sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "platlib")}
 )
@@ -36,7 +36,7 @@ _lines: dict[tuple[str, int], Site] = {}  # what was read of the user's files; a
 
 def _user_code(code) -> bool:
     file = code.co_filename
-    if file.startswith(_PACKAGE):  # plain PyTorch: the user's, as far as a reader is concerned
+    if file.startswith(PACKAGE):  # plain PyTorch: the user's, as far as a reader is concerned
         return file.startswith(_MODELS)
     if "ipykernel" in file or "/marimo/" in file:
         return "site-packages" not in file and "/marimo/_" not in file  # their temporary cell files are the user's
