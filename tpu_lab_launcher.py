@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import types
 
-WITHOUT_DEVICE = {"open", "convert", "doctor", "twins", "wheelhouse", "version", "-h", "--help", "--version"}
+WITHOUT_DEVICE = {"open", "convert", "doctor", "twins", "recorded", "wheelhouse", "version", "-h", "--help", "--version"}
 
 
 def main() -> int:

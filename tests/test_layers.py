@@ -36,6 +36,7 @@ TOP = {
     "jupyter",
     "twins",
     "twins_run",
+    "recorded",
     "wheelhouse",
     "coverage",
     "coverage_command",

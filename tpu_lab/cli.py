@@ -15,7 +15,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from tpu_lab import convert, coverage_command, jupyter, script, twins_run, wheelhouse
+from tpu_lab import convert, coverage_command, jupyter, recorded, script, twins_run, wheelhouse
 
 HOST = "127.0.0.1"  # the notebooks run any code: nobody but this machine's user may reach them
 
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     measured = commands.add_parser("bench", help="what the backend costs beside native PyTorch and plain jax")
     measured.set_defaults(run=bench)
 
-    for more in (script, convert, coverage_command, twins_run, wheelhouse):
+    for more in (script, convert, coverage_command, twins_run, recorded, wheelhouse):
         more.add(commands)
 
     told = commands.add_parser("version", help="print the version")

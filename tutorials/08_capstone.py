@@ -107,7 +107,7 @@ def _():
         page.facts(
             ("6 steps", "fused mode, batches i64[4,32] and i64[4,24] by turns"),
             (f"{sum(p.numel() for p in start()[0].parameters()):,}", "weights"),
-            (f"{len(list(start()[0].parameters()))}", "parameters of `model.parameters()`"),
+            (f"{len(list(start()[0].parameters()))}", "tensors in model.parameters()"),
         ),
     )
     return before, was
