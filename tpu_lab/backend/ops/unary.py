@@ -1,5 +1,7 @@
 """Elementwise functions of one tensor: a table, one line an op, then those that need more than a name."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import torch
@@ -122,17 +124,37 @@ def round_decimals(x, decimals):
 
 @op(aten.polygamma)
 def polygamma(n, x):
-    """n-th derivative of digamma; n = 1 by reflection left of 1/2, as jax's series holds only to the right."""
+    """n-th derivative of digamma. jax's series holds only to the right: n = 1 by reflection left of 1/2."""
     x = x if is_float(x) else x.astype(jnp.float32)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if n == 0:
         return _digamma(x)
     if n > 1:
-        return jnp.where(x == jnp.inf, 0, special.polygamma(n, x))
+        return _polygamma(n, x)
     reflect = x < 0.5
     right = special.polygamma(1, jnp.where(reflect, 1 - x, x))
     right = jnp.where(x == jnp.inf, 0, right)
     return jnp.where(reflect, jnp.pi**2 / jnp.sin(jnp.pi * x) ** 2 - right, right)
+
+
+STEPS_LEFT = 1 << 12  # further to the left only the poles tell
+
+
+def _polygamma(n, x):
+    """Left of zero by the recurrence: (-1)^(n + 1) n! (sum of (x + k)^-(n + 1), and zeta to the right of zero)."""
+
+    def more(state):
+        k, x, _ = state
+        return (k < STEPS_LEFT) & jnp.any((x <= 0) & (x > -STEPS_LEFT))
+
+    def step(state):
+        k, x, total = state
+        left = (x <= 0) & (x > -STEPS_LEFT)
+        return k + 1, jnp.where(left, x + 1, x), total + jnp.where(left, x ** -(n + 1.0), 0)
+
+    _, right, total = lax.while_loop(more, step, (0, x, jnp.zeros_like(x)))
+    value = jnp.where(right == jnp.inf, 0, special.polygamma(n, right))
+    return value + (-1) ** (n + 1) * math.factorial(n) * total
 
 
 @op(aten.mvlgamma, promote="float")
