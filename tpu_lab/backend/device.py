@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 
 import jax
@@ -25,13 +24,12 @@ def register() -> None:
     _probe()
     _own_the_name()
     jax.config.update("jax_enable_x64", True)  # int64 and float64 tensors are honestly 64-bit
-    from tpu_lab.backend import disk, kernels, patches, storage, tpu
+    from tpu_lab.backend import disk, guard, kernels, patches, storage, tpu
 
     storage.DEVICE = torch.device("tpu:0")
     torch._register_device_module("tpu", tpu.module)
     tpu.install()
-    torch._C._acc.register_python_privateuseone_hook(_hooks)
-    torch._C._acc.register_python_privateuseone_device_guard(_guard)
+    guard.install()
     kernels.register()
     patches.apply()
     disk.install()
@@ -49,6 +47,7 @@ def _probe() -> None:
         for name in (
             "_acc.create_empty_tensor",
             "_acc.register_python_privateuseone_hook",
+            "_ImperativeEngine",
             "_construct_storage_from_data_pointer",
             "_dispatch_has_kernel_for_dispatch_key",
             "_current_autograd_node",
@@ -73,25 +72,3 @@ def _own_the_name() -> None:
         who = " (torch_tpu)" if "torch_tpu" in sys.modules else ""
         raise RuntimeError(OWNED.format(name=name, who=who))
     torch.utils.rename_privateuse1_backend("tpu")
-
-
-# torch's C++ calls these methods also where nothing may be thrown (each stream that autograd asks for). A Python function
-# would run bytecode there, between two of which Ctrl-C can arrive: the process would end in std::terminate. So they are
-# slots of C objects, which run none: the next item of an endless repetition, the membership test of a range.
-
-
-class Hooks(torch._C._acc.PrivateUse1Hooks):
-    """What torch's C++ asks an accelerator: it is there, it is built, and every context exists."""
-
-    is_available = itertools.repeat(True).__next__
-    is_built = itertools.repeat(True).__next__
-    has_primary_context = range(-1, 1).__contains__
-
-
-class Guard(torch._C._acc.DeviceGuard):
-    """One device a process: index 0."""
-
-    type_ = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1).__next__
-
-
-_hooks, _guard = Hooks(), Guard()  # torch keeps bare pointers: these must live as long as the process

@@ -1,0 +1,65 @@
+"""What torch's C++ asks an accelerator in the middle of its work, answered without running a line of Python.
+
+torch asks also where nothing may be thrown: for each stream that autograd wants, and in destructors, while an error of
+a hook in backward is on its way out. Two things must not happen there, as either ends the process in std::terminate:
+
+- A Python function would run bytecode, between two of which Ctrl-C can arrive. So the answers are slots of C objects,
+  which run none: the next item of an endless repetition, the membership test of a range.
+- CPython takes the result of a call for a failure while an error is set, and an error that a hook raised is still
+  set then. So the answer first takes the error away (PyErr_Fetch, called through ctypes), and the engine puts it back
+  when the C++ is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+
+import torch
+
+_lost = (ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p())  # type, value, traceback of the last error taken away
+_kinds = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1)
+# No argument types: converting would call Python objects, too. The meaningless result of a void function becomes the
+# default of `next` on an iterator that never ends.
+_fetch = ctypes.PYFUNCTYPE(functools.partial(next, _kinds))(("PyErr_Fetch", ctypes.pythonapi))
+_restore = ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * 3)(("PyErr_Restore", ctypes.pythonapi))
+
+
+class Hooks(torch._C._acc.PrivateUse1Hooks):
+    """It is there, it is built, and every context exists."""
+
+    is_available = itertools.repeat(True).__next__
+    is_built = itertools.repeat(True).__next__
+    has_primary_context = range(-1, 1).__contains__
+
+
+class Guard(torch._C._acc.DeviceGuard):
+    """One device a process: index 0."""
+
+    type_ = functools.partial(_fetch, *map(ctypes.byref, _lost))
+
+
+class Engine(torch._C._ImperativeEngine):
+    """Autograd's engine, which raises what a hook raised."""
+
+    def run_backward(self, *args, **kwargs):
+        try:
+            return super().run_backward(*args, **kwargs)
+        except SystemError:  # the engine failed, and there is no error
+            if _lost[0].value is None:
+                raise
+        taken = [slot.value for slot in _lost]
+        for slot in _lost:
+            slot.value = None
+        _restore(*taken)  # ctypes raises it
+
+
+hooks, guard = Hooks(), Guard()  # torch keeps bare pointers: these must live as long as the process
+
+
+def install() -> None:
+    """Register the answers, and the engine that knows what they take away."""
+    torch._C._acc.register_python_privateuseone_hook(hooks)
+    torch._C._acc.register_python_privateuseone_device_guard(guard)
+    torch.autograd.Variable._execution_engine = Engine()
