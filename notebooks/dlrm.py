@@ -17,23 +17,21 @@ app = marimo.App(width="full", app_title="DLRM: why are embeddings slow?")
 
 with app.setup:
     import inspect
-    from collections import Counter
     from dataclasses import dataclass
 
     import marimo as mo
     import torch
-    import torch.nn.functional as F
 
     import tpu_lab
+    from tpu_lab.lessons import dlrm as lesson
+    from tpu_lab.lessons.dlrm import ahead  # noqa: F401  what is compiled ahead of time for the default settings
+    from tpu_lab.lessons.runs import MODES, called
     from tpu_lab.models import data, dlrm
-    from tpu_lab.roofline import Roofline
     from tpu_lab.targets import target
     from tpu_lab.viz import ahead as made_ahead
-    from tpu_lab.viz import number, page
+    from tpu_lab.viz import page
 
-    UNSEEN, PART = 65_536, 16_384  # flights held out, and how many of them are judged at a time
     AT_ONCE = ("script", None)  # where no button can be pressed: as a script, and outside marimo
-    LOOKUPS, OPTIMIZER = "lookups and their gradients", "optimizer"
 
 
 @app.cell(hide_code=True)
@@ -81,27 +79,10 @@ def _():
     return late, measured, names
 
 
-@app.function
-def logistic(measured, late):
-    """A logistic regression on what is measured, fitted on all flights but the held-out ones: a score for each flight."""
-    x = torch.cat([measured, torch.ones(len(measured), 1)], dim=1)
-    weight = torch.zeros(x.shape[1], requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=30)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(x[:-UNSEEN] @ weight, late[:-UNSEEN])
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    return (x @ weight).detach()
-
-
 @app.cell
 def _(late, measured):
-    baseline = logistic(measured, late)[-UNSEEN:]
-    to_beat = dlrm.auc(baseline, late[-UNSEEN:])
+    baseline = lesson.logistic(measured, late)[-lesson.UNSEEN :]
+    to_beat = dlrm.auc(baseline, late[-lesson.UNSEEN :])
     return baseline, to_beat
 
 
@@ -164,33 +145,19 @@ class Run:
 
 
 @app.function
-def pick(columns, chosen, config):
-    """Some flights: late or not, what was measured, and the names, each within its table."""
-    late, measured, *names = (column[chosen] for column in columns)
-    return [late, measured, *(ids % rows for ids, rows in zip(names, config.heights, strict=True))]
-
-
-@app.function
-def config_of(chosen):
-    """The model's sizes; it sees three measures of the flight and six of the weather."""
-    return dlrm.Config(width=chosen["width"], rows=chosen["rows"], joined=chosen["joined"], measures=9)
-
-
-@app.function
 def run(chosen, steps, params, columns, title):
     """Train a new model for `steps` steps with the settings in `chosen`, watched by a profile."""
-    config, size, mode = config_of(chosen), chosen["batch"], chosen["mode"]
+    config, size, mode = lesson.config_of(chosen), chosen["batch"], chosen["mode"]
     torch.manual_seed(0)
     model = dlrm.Model(config).to(params["device"])
-    called = torch.compile(model) if mode == "compile" else model
-    picks = torch.randint(len(columns[0]) - UNSEEN, (steps, size))
-    batches = ([part.to(params["device"]) for part in pick(columns, some, config)] for some in picks)
+    picks = torch.randint(len(columns[0]) - lesson.UNSEEN, (steps, size))
+    batches = ([part.to(params["device"]) for part in lesson.pick(columns, some, config)] for some in picks)
     with tpu_lab.profile(
         name=f"DLRM d{config.width} B{size}{', one table' if config.joined else ''}",
         flops=dlrm.flops(config, size),
         mode="fused" if mode == "compile" else mode,  # the model is compiled, the optimizer around it is fused
     ) as profile:
-        training = train(called, batches, params["rate"])
+        training = train(called(model, mode), batches, params["rate"])
         losses = list(mo.status.progress_bar(training, total=steps, title=title, remove_on_exit=True))
     return Run(losses, model, profile)
 
@@ -202,7 +169,7 @@ def _(params):
 
     _tables = {"one for each kind of name": False, "one for all names": True}
     _named = {
-        "mode": ("eager mode", mo.ui.dropdown(["strict", "debug", "fused", "compile"], value=params["mode"])),
+        "mode": ("eager mode", mo.ui.dropdown(MODES, value=params["mode"])),
         "batch": ("batch, flights a step", _slider("batch", [128, 256, 512, 1024, 2048, 4096])),
         "width": ("embedding width", _slider("width", [4, 8, 16, 32, 64, 128])),
         "rows": ("rows a table has at most", _slider("rows", [16, 64, 256, 1024, 10_000])),
@@ -244,25 +211,10 @@ def _(short):
     return
 
 
-@app.function
-def parts(profile):
-    """FLOPs and bytes of a step by what they are for: {part: (FLOPs, bytes)}."""
-    m = profile.metrics
-    found = dict.fromkeys((LOOKUPS, OPTIMIZER, "matmuls", "all else"), (0.0, 0.0))
-    for i in m.step_ops:
-        op = m.trace.ops[i]
-        part = OPTIMIZER if op.phase == "optimizer" else "matmuls" if op.kind == "matmul" else "all else"
-        part = LOOKUPS if "embedding" in op.name else part
-        if op.kind != "view":
-            found[part] = (found[part][0] + op.flops / m.n, found[part][1] + op.bytes / m.n)
-    return found
-
-
 @app.cell
 def _(short):
-    split = parts(short.profile)
-    _flops, _bytes = (sum(column) for column in zip(*split.values(), strict=True))
-    shares = {part: (flops / _flops, moved / _bytes) for part, (flops, moved) in split.items()}
+    split = lesson.parts(short.profile)
+    shares = lesson.shares_of(split)
     return shares, split
 
 
@@ -277,22 +229,13 @@ def _(shares, short, split):
         though a batch touches few of its rows, and the optimizer reads and writes every row of it, with its two moments.
         The matmuls do all the arithmetic.
         """),
-        page.table(
-            [
-                {
-                    "part of a step": part,
-                    "FLOPs": f"{100 * shares[part][0]:.0f}%",
-                    "bytes": f"{100 * shares[part][1]:.0f}%",
-                    "MB moved": number.sig(moved / 1e6),
-                    "FLOP per byte": number.sig(flops / moved) if flops else "0",
-                }
-                for part, (flops, moved) in split.items()
-            ],
-            caption="FLOPs and bytes of a step by part",
-        ),
+        lesson.bytes_table(split),
         page.facts(
             (f"{_held / sum(p.numel() for p in short.model.parameters()):.1%}", "of the parameters are in tables"),
-            (f"{shares[LOOKUPS][1] + shares[OPTIMIZER][1]:.0%}", "of the bytes move for them: lookups and optimizer"),
+            (
+                f"{shares[lesson.LOOKUPS][1] + shares[lesson.OPTIMIZER][1]:.0%}",
+                "of the bytes move for them: lookups and optimizer",
+            ),
         ),
     )
     return
@@ -321,24 +264,9 @@ def _(apart, chosen, columns, params):
     return (strict,)
 
 
-@app.function(hide_code=True)
-def under_roofs(profile):
-    """The roofline of a profile, and what it allows a lookup."""
-    roofs = Roofline(profile.metrics)
-    lookup = next(p for p in roofs.points if p.cost.name.startswith("tables") and p.cost.phase == "forward")
-    return page.stack(
-        profile.roofline,
-        page.facts(
-            (f"{number.sig(lookup.intensity)} FLOP/B", "a lookup does"),
-            (f"{number.sig(roofs.ridge)} FLOP/B", "it would need to keep the arithmetic busy: the ridge"),
-            (f"{100 * lookup.possible / roofs.peak:.2g}%", "of the peak is all that its roof allows"),
-        ),
-    )
-
-
 @app.cell(hide_code=True)
 def _(strict):
-    under_roofs(strict.profile) if strict else None
+    lesson.under_roofs(strict.profile) if strict else None
     return
 
 
@@ -358,7 +286,7 @@ def _(chosen, here, short, stored, params):
         try:
             _compiled = short.profile.on(params["chip"])
             on_tpu, how = _compiled.view, "compiled now, for the settings above"
-            figures = [figure(_compiled, chosen["joined"])]
+            figures = [lesson.figure(_compiled, chosen["joined"])]
         except (tpu_lab.aot.CompileError, ValueError) as error:
             refused = str(error)
     return figures, how, on_tpu, refused
@@ -386,50 +314,11 @@ def _(figures, here, how, on_tpu, params, refused):
     return
 
 
-@app.function
-def figure(compiled, joined):
-    """What XLA:TPU made of a step: tables, gathers, scatters, and the least time of HBM and of arithmetic."""
-    placed = [part.placed for part in compiled.parts if part.placed]
-    inside = Counter(i.opcode for p in placed for c in p.module.computations.values() for i in c.instructions)
-    least = [f"\u2265 {number.time(sum(p.bound_ns[k] for p in placed))}" for k in (0, 1)]
-    return ["one" if joined else "seven", inside["gather"], inside["scatter"], *least]
-
-
-@app.function
-def ahead(params):
-    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
-    made = {}
-    for joined in (False, True):
-        model = dlrm.Model(config_of({**params, "joined": joined})).to(params["device"])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=params["rate"])
-        late, dense, *names = dlrm.batch(model.config, params["batch"])
-        measured = torch.zeros(len(late), 9)  # only shapes count
-        batch = [part.to(params["device"]) for part in (late, measured, *names)]
-
-        def step(model=model, optimizer=optimizer, batch=batch):
-            dlrm.loss(model, *batch).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        name = f"DLRM d{params['width']} B{params['batch']}{', one table' if joined else ''}"
-        made[joined] = tpu_lab.compile_for(step, chip=params["chip"], name=name)
-    return {"view": made[params["joined"]].view, "figures": [figure(c, joined) for joined, c in made.items()]}
-
-
 @app.cell(hide_code=True)
 def _(params):
     more = mo.ui.run_button(label=f"Train a new model for {params['longer']} steps")
     page.stack(mo.md("## Will it be late?\n\nWith the controls above, in fused mode."), more)
     return (more,)
-
-
-@app.function
-def judge(model, columns, device):
-    """The model's scores of the held-out flights."""
-    rows = torch.arange(len(columns[0]) - UNSEEN, len(columns[0]))
-    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE), torch.no_grad():
-        seen = [[part.to(device) for part in pick(columns, some, model.config)] for some in rows.split(PART)]
-        return torch.cat([model(measured, *names).cpu() for _, measured, *names in seen])
 
 
 @app.cell
@@ -438,37 +327,14 @@ def _(chosen, columns, late, more, params):
     if more.value or mo.app_meta().mode in AT_ONCE:
         _said = f"Training {params['longer']} steps"
         longer = run({**chosen, "mode": "fused"}, params["longer"], params, columns, _said)
-        scores = judge(longer.model, columns, params["device"])
-        reached = dlrm.auc(scores, late[-UNSEEN:])
+        scores = lesson.judge(longer.model, columns, params["device"])
+        reached = dlrm.auc(scores, late[-lesson.UNSEEN :])
     return longer, reached, scores
-
-
-@app.function(hide_code=True)
-def judged(scores, baseline, late, losses):
-    """Both models' finds against false alarms, and the loss of the training."""
-    alarms, window = torch.linspace(0, 1, 51), min(20, len(losses))
-    smooth = torch.tensor(losses).unfold(0, window, 1).mean(1).tolist()
-    return page.beside(
-        page.curve(
-            {"DLRM": dlrm.roc(scores, late, alarms), "logistic": dlrm.roc(baseline, late, alarms)},
-            f"AUC {dlrm.auc(scores, late):.3f} on flights it never saw, {dlrm.auc(baseline, late):.3f} by logistic regression",
-            x="of the flights on time, taken for late",
-            y="of the late flights, found",
-            at=alarms.tolist(),
-        ),
-        page.curve(
-            smooth,
-            f"{smooth[-1]:.2f} nats a flight after {len(losses)} steps, {losses[0]:.2f} at first",
-            y=f"loss, mean of {window} steps",
-            at=range(window, len(losses) + 1),
-        ),
-        widths=(480, 480),
-    )
 
 
 @app.cell(hide_code=True)
 def _(baseline, late, longer, scores):
-    judged(scores, baseline, late[-UNSEEN:], longer.losses) if longer else None
+    lesson.judged(scores, baseline, late[-lesson.UNSEEN :], longer.losses) if longer else None
     return
 
 
@@ -478,7 +344,7 @@ def _(reached, shares, to_beat):
     mo.md(f"""
     ## What we saw
 
-    - Lookups, their gradients and the optimizer move {shares[LOOKUPS][1] + shares[OPTIMIZER][1]:.0%} of a step's bytes
+    - Lookups, their gradients and the optimizer move {shares[lesson.LOOKUPS][1] + shares[lesson.OPTIMIZER][1]:.0%} of a step's bytes
       and do none of its matmuls. Their roof is the memory's: faster arithmetic cannot help, fewer bytes can.
     - One table for all names gives the same model with fewer lookups.
     - {_told} A logistic regression that sees no names has {to_beat:.3f}.
@@ -492,7 +358,7 @@ def _(reached, shares, to_beat):
 def _(params, reached, short, split, stored, to_beat):
     # What the text above claims, held.
     assert len(short.losses) == params["steps"] and short.profile.trace.launches, "the steps ran on the device"
-    assert split[LOOKUPS][0] == 0 < split[LOOKUPS][1], "a lookup moves bytes and multiplies nothing"
+    assert split[lesson.LOOKUPS][0] == 0 < split[lesson.LOOKUPS][1], "a lookup moves bytes and multiplies nothing"
     _gathers = [gathers for _, gathers, *_ in stored["figures"]]
     assert _gathers[0] > _gathers[1], "one table needs fewer gathers"
     assert reached is None or reached > to_beat + params["better"], "names help"

@@ -25,6 +25,7 @@ with app.setup:
     import tpu_lab
     from tpu_lab.lessons import mingpt as lesson
     from tpu_lab.lessons.mingpt import ahead  # noqa: F401  what is compiled ahead of time for the default settings
+    from tpu_lab.lessons.runs import MODES, called, eager, programs
     from tpu_lab.models import data, decode, mingpt
     from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
@@ -164,13 +165,12 @@ def run(config, chosen, steps, device, title):
     """Train a new model for `steps` steps in one of four modes, watched by a profile."""
     torch.manual_seed(0)
     model = mingpt.Model(config).to(device)
-    called = torch.compile(model) if chosen["mode"] == "compile" else model
     batches = [[part.to(device) for part in mingpt.batch(config, chosen["batch"], seed)] for seed in range(steps)]
     with tpu_lab.profile(**about(config, chosen)) as profile:
-        training = train(called, batches, chosen["rate"], chosen["dtype"])
+        training = train(called(model, chosen["mode"]), batches, chosen["rate"], chosen["dtype"])
         losses = list(mo.status.progress_bar(training, total=steps, title=title, remove_on_exit=True))
     # What it learned, on text that it never saw: one program, whatever the mode above.
-    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE), torch.no_grad():
+    with eager("fused"), torch.no_grad():
         held_out = mingpt.loss(model, *(part.to(device) for part in mingpt.batch(config, 64, held_out=True))).item()
     return Run(losses, held_out, model, profile)
 
@@ -180,7 +180,7 @@ def _(params):
     def _slider(name, steps):
         return mo.ui.slider(steps=sorted({*steps, params[name]}), value=params[name], debounce=True, show_value=True)
 
-    _mode = mo.ui.dropdown(["strict", "debug", "fused", "compile"], value=params["mode"])
+    _mode = mo.ui.dropdown(MODES, value=params["mode"])
     _named = {
         "mode": ("eager mode", _mode),
         "dtype": ("multiplied in", mo.ui.dropdown(["float32", "bfloat16"], value=params["dtype"])),
@@ -247,12 +247,12 @@ def _(params):
 def mfu(config, chosen, device):
     """The MFU of forward and backward, without an optimizer: of three steps after one that compiles."""
     model = mingpt.Model(config).to(device)
-    called = torch.compile(model) if chosen["mode"] == "compile" else model
+    compiled = called(model, chosen["mode"])
     ids, following = (part.to(device) for part in mingpt.batch(config, chosen["batch"]))
 
     def step():
         with torch.autocast(device, torch.bfloat16, enabled=chosen["dtype"] == "bfloat16"):
-            loss = mingpt.loss(called, ids, following)
+            loss = mingpt.loss(compiled, ids, following)
         loss.backward()
         loss.item()  # runs what was only noted so far
         model.zero_grad()
@@ -332,7 +332,7 @@ def _(chosen, config, more, params, short):
 @app.cell
 def _(longer, params):
     # One launch a character: every step runs the same shape, so it is compiled once.
-    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+    with eager("fused"):
         _made = longer.model.generate(data.encode(START)[None], params["letters"], temperature=0.7, top_k=20)
     sample = data.decode(_made)
     return (sample,)
@@ -399,7 +399,7 @@ def _(growing, longer, paired, params, static, stored):
     _launches, _ops = len(longer.profile.trace.launches), len(longer.profile.trace.ops)
     _better = "better" if longer.held_out < paired else "not yet better"
     _cached = (
-        f"{lesson.programs(growing[0])} programs with a cache that grows, {lesson.programs(static[0])} with places ready"
+        f"{programs(growing[0])} programs with a cache that grows, {programs(static[0])} with places ready"
         if static
         else "a cache that grows needs a program for each character, one with places ready a single one"
     )
@@ -432,10 +432,8 @@ def _(guess, growing, longer, params, places, short, static, stored):
         assert longer.held_out < params["reach"], "as good as stated"
     if static:
         assert growing[1] == static[1], "both caches write the same"
-        assert lesson.programs(growing[0]) == len(growing[0].trace.launches) == params["read"], (
-            "each shape is a program"
-        )
-        assert lesson.programs(static[0]) == 1 or places.value < params["read"], "one shape is one program"
+        assert programs(growing[0]) == len(growing[0].trace.launches) == params["read"], "each shape is a program"
+        assert programs(static[0]) == 1 or places.value < params["read"], "one shape is one program"
     return
 
 

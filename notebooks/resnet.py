@@ -23,6 +23,9 @@ with app.setup:
     import torch
 
     import tpu_lab
+    from tpu_lab.lessons import resnet as lesson
+    from tpu_lab.lessons.resnet import ahead  # noqa: F401  what is compiled ahead of time for the default settings
+    from tpu_lab.lessons.runs import called, eager
     from tpu_lab.models import data, resnet
     from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
@@ -55,8 +58,8 @@ def _():
         "batch": 32,
         "steps": 8,
         "epochs": 6,
-        "rate": 0.8,
-        "accuracy": 0.96,
+        "rate": 1e-2,
+        "accuracy": 0.965,
     }
     return (params,)
 
@@ -110,17 +113,18 @@ def train(model, optimizer, schedule, batches):
 
 
 @app.function
-def run(channels, batch, steps, rate, device, x, labels, title):
-    """Train a new model in fused mode: (model, the loss of each step)."""
+def run(channels, batch, steps, rate, device, x, labels, title, mode="fused"):
+    """Train a new model: (model, the loss of each step). Each digit is shifted by up to a pixel, anew each time."""
     torch.manual_seed(0)
     model = resnet.Model(resnet.Config(width=channels)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, cycle_momentum=False)
     order = torch.cat([torch.randperm(SPLIT) for _ in range(steps * batch // SPLIT + 1)])
-    batches = ((x[chosen].to(device), labels[chosen].to(device)) for chosen in order.split(batch)[:steps])
-    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+    seen = ((resnet.shifted(x[chosen]), labels[chosen]) for chosen in order.split(batch)[:steps])
+    batches = ([part.to(device) for part in pair] for pair in seen)
+    with eager(mode):
         losses = mo.status.progress_bar(
-            train(model, optimizer, schedule, batches), total=steps, title=title, remove_on_exit=True
+            train(called(model, mode), optimizer, schedule, batches), total=steps, title=title, remove_on_exit=True
         )
         return model, list(losses)
 
@@ -166,31 +170,6 @@ def _(profile):
     return
 
 
-@app.function(hide_code=True)
-def ends(rows):
-    """Where groups end: for each kind of reason how many groups, and the bytes that they write to memory there."""
-    kinds = {
-        "the next, or this one, is a matmul or convolution": "matmul",
-        "a kernel that the compiler has ready": "custom kernel",
-        "a sum over many values must be complete": "reduction|many times",
-        "several others read the result": "read by|reads it",
-        "it is a result of the program": "result of the program",
-    }
-    left, found = rows[rows.letter != ""], {}
-    for words, pattern in kinds.items():
-        hit = left.why.str.contains(pattern)
-        found[words], left = left[hit], left[~hit]
-    found["another reason"] = left
-    return found
-
-
-@app.function(hide_code=True)
-def with_company(rows):
-    """(convolution kernels that a norm, a relu or an addition shares; all convolution kernels)."""
-    some = rows[(rows.kind == "matmul") & rows.inside.str.contains("convolution")]
-    return int(some.inside.str.contains("norm|relu|add|threshold").sum()), len(some)
-
-
 @app.cell
 def _(params):
     # Compiled ahead of time for the default settings; the button below does it for yours.
@@ -216,7 +195,6 @@ def _(now, params, profile, stored):
 def _(groups, how, now, params, profile, refused):
     _tpu = groups.rows[~groups.rows.compiler.str.contains("CPU")]
     _cpu = profile.fusions.rows
-    _both = [(words, here, there) for (words, here), there in zip(ends(_cpu).items(), ends(_tpu).values(), strict=True)]
     page.stack(
         mo.md(f"""
         ## The same step on a TPU {params["chip"]}
@@ -226,23 +204,10 @@ def _(groups, how, now, params, profile, refused):
         """),
         now,
         page.code(refused) if refused else None,
-        page.table(
-            [
-                {
-                    "where a group ends": words,
-                    "groups, CPU": f"{len(here)}",
-                    "MiB written": f"{here.bytes_out.sum() / 2**20:.1f}",
-                    f"groups, {params['chip']}": f"{len(there)}",
-                    "MiB written ": f"{there.bytes_out.sum() / 2**20:.1f}",
-                }
-                for words, here, there in _both
-                if len(here) + len(there)
-            ],
-            caption="Why fusion groups end, on the CPU and on the TPU",
-        ),
+        lesson.ends_table(_cpu, _tpu, params["chip"]),
         page.facts(
-            ("{} of {}".format(*with_company(_cpu)), "convolutions share a kernel with a norm or relu: CPU"),
-            ("{} of {}".format(*with_company(_tpu)), f"the same on {params['chip']}"),
+            ("{} of {}".format(*lesson.with_company(_cpu)), "convolutions share a kernel with a norm or relu: CPU"),
+            ("{} of {}".format(*lesson.with_company(_tpu)), f"the same on {params['chip']}"),
         ),
     )
     return
@@ -274,45 +239,11 @@ def _(groups, memory, params, stored):
     return
 
 
-@app.function
-def ahead(params):
-    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
-    made = {}
-    for batch in sorted({8, 16, 32, 64, 128, params["batch"]}):
-        model = resnet.Model(resnet.Config(width=params["channels"])).to(params["device"])
-        optimizer = torch.optim.SGD(model.parameters(), lr=params["rate"])
-        digits, truth = (part.to(params["device"]) for part in resnet.batch(model.config, batch))
-
-        def step(model=model, optimizer=optimizer, digits=digits, truth=truth):
-            resnet.loss(model, digits, truth).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        seen = tpu_lab.profile(step, warmup=1, mode="fused", name=f"ResNet C{params['channels']} B{batch}")
-        made[batch] = seen.on(params["chip"])
-    padding = [
-        {"batch": batch, "useful": int(own.logical.sum()), "held": int(own.held.sum())}
-        for batch, own in ((batch, c.rows[c.rows.owner == "activations"]) for batch, c in made.items())
-    ]
-    chosen = made[params["batch"]]
-    return {"groups": chosen.fusions, "memory": chosen.view, "padding": padding}
-
-
 @app.cell(hide_code=True)
 def _(params):
     longer = mo.ui.run_button(label=f"Train {params['epochs']} times over the digits")
     page.stack(mo.md("## Let it learn\n\nWith the controls above; wide networks take longest."), longer)
     return (longer,)
-
-
-@app.function
-def read(model, x, device):
-    """The digits that the model sees in x."""
-    model.eval()
-    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE), torch.no_grad():
-        seen = torch.cat([model(part.to(device)).argmax(1).cpu() for part in x.split(250)])
-    model.train()
-    return seen
 
 
 @app.cell
@@ -322,7 +253,7 @@ def _(batch, channels, labels, longer, params, x):
         _steps = max(4, params["epochs"] * SPLIT // batch.value)
         _said = f"Training {_steps} steps"
         _trained, losses = run(channels.value, batch.value, _steps, params["rate"], params["device"], x, labels, _said)
-        seen = read(_trained, x[SPLIT:], params["device"])
+        seen = lesson.read(_trained, x[SPLIT:], params["device"])
     accuracy = None if seen is None else (seen == labels[SPLIT:]).float().mean().item()
     return accuracy, losses, seen
 
@@ -348,8 +279,8 @@ def _(accuracy, groups, params, profile):
 
     - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {(_cpu.ops.str.len() > 0).sum()} groups on this machine.
       Groups end where a value must be complete or is read in several places; relu and norm's last step join freely.
-    - {with_company(_cpu)[0]} of {with_company(_cpu)[1]} convolutions share a kernel here, and
-      {with_company(_tpu)[0]} of {with_company(_tpu)[1]} on {params["chip"]}.
+    - {lesson.with_company(_cpu)[0]} of {lesson.with_company(_cpu)[1]} convolutions share a kernel here, and
+      {lesson.with_company(_tpu)[0]} of {lesson.with_company(_tpu)[1]} on {params["chip"]}.
     - On {params["chip"]} the batch fills the tile's 128 lanes: a small batch wastes most of it.
     - {_read}
 
@@ -363,7 +294,7 @@ def _(accuracy, first_losses, groups, params, profile, stored):
     # What the text above claims, held.
     assert len(first_losses) == params["steps"] and profile.trace.launches, "the steps ran on the device"
     assert profile.fusions.rows.saved.sum() > 0, "fusing saves bytes"
-    _on_tpu = with_company(groups.rows[~groups.rows.compiler.str.contains("CPU")])
+    _on_tpu = lesson.with_company(groups.rows[~groups.rows.compiler.str.contains("CPU")])
     assert _on_tpu[0] / _on_tpu[1] > 0.5, "the TPU's compiler joins most convolutions with what follows"
     assert stored["padding"][0]["held"] / stored["padding"][0]["useful"] > 4, "a small batch wastes most of the tile"
     assert accuracy is None or accuracy >= params["accuracy"], "it learned to read"

@@ -17,19 +17,17 @@ app = marimo.App(width="full", app_title="A UNet and too many sizes")
 
 with app.setup:
     import time
-    from pathlib import Path
 
     import marimo as mo
     import torch
-    from skimage import filters, restoration
-    from torch.nn import functional as F
 
     import tpu_lab
+    from tpu_lab.lessons import unet as lesson
+    from tpu_lab.lessons.runs import called, compiling, eager, programs
     from tpu_lab.models import data, unet
     from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
 
-    NOISE = 0.1  # standard deviation, where black is 0 and white is 1
     HELD_OUT = 0  # the photograph that the network never sees in training
     # What people send: height and width of each photograph.
     SIZES = ((66, 96), (72, 90), (96, 66), (80, 104), (84, 84), (104, 80), (90, 72), (70, 110))
@@ -83,18 +81,11 @@ def _():
 
 
 @app.function
-def padded(pictures, bucket):
-    """Pictures f32[n,3,h,w], grown to the right and down to multiples of `bucket`: mirrored, so that no edge appears."""
-    height, width = pictures.shape[-2:]
-    return F.pad(pictures, (0, -width % bucket, 0, -height % bucket), mode="reflect")
-
-
-@app.function
 def denoise(model, noisy, bucket, device):
     """Noisy pictures f32[n,3,h,w] without the noise. They are padded and cut on the CPU, where sizes cost nothing."""
     height, width = noisy.shape[-2:]
-    noise = model(padded(noisy - 0.5, bucket).to(device)).cpu()
-    return noisy - NOISE * noise[..., :height, :width]
+    noise = model(lesson.padded(noisy - 0.5, bucket).to(device)).cpu()
+    return noisy - lesson.NOISE * noise[..., :height, :width]
 
 
 @app.function
@@ -104,18 +95,6 @@ def serve(model, requests, bucket, mode, device):
     with torch.no_grad(), tpu_lab.profile(mode=mode, name=f"UNet, padded to {bucket}") as profile:
         results = [denoise(model, noisy, bucket, device) for noisy in requests * 2]
     return profile, results[len(requests) :]
-
-
-@app.function
-def programs(profile):
-    """How many different programs ran."""
-    return len({launch.key for launch in profile.trace.launches})
-
-
-@app.function
-def compiling(profile):
-    """Seconds that went into making programs, or into reading them back from disk."""
-    return sum(c.trace_ns + c.lower_ns + c.compile_ns for c in profile.trace.compiles) / 1e9
 
 
 @app.cell(hide_code=True)
@@ -138,14 +117,14 @@ def _(params):
 
 @app.cell
 def _(batch, params, sizes, width):
-    config = unet.Config(width=width.value, levels=(1, 2), image=params["image"], groups=4, noise=NOISE)
+    config = unet.Config(width=width.value, levels=(1, 2), image=params["image"], groups=4, noise=lesson.NOISE)
     torch.manual_seed(0)
     blank = unet.Model(config).to(params["device"])
     _photographs = data.photographs()
     requests, _generator = [], torch.Generator().manual_seed(0)
     for _i, (_height, _width) in enumerate(SIZES[: sizes.value]):
         _clean = _photographs[_i % len(_photographs)][:, 60 : 60 + _height, 110 : 110 + _width]
-        requests.append(_clean + NOISE * torch.randn(batch.value, *_clean.shape, generator=_generator))
+        requests.append(_clean + lesson.NOISE * torch.randn(batch.value, *_clean.shape, generator=_generator))
     earlier = []  # the profiles of the last two settings
     return blank, config, earlier, requests
 
@@ -181,17 +160,6 @@ def _(blank, bucket, earlier, mode, params, requests):
 
 @app.cell(hide_code=True)
 def _(bucket, bucketed, earlier, plain, requests):
-    def _grown(multiple):
-        return sum(padded(x, multiple).numel() for x in requests) / sum(x.numel() for x in requests)
-
-    _rows = [
-        {
-            "pad to multiples of": f"{multiple}",
-            "different sizes left": f"{len({padded(x, multiple).shape for x in requests})}",
-            "pixels computed": f"{_grown(multiple):.2f} ×",
-        }
-        for multiple in (2, 8, 16, 32, 64)
-    ]
     page.stack(
         mo.md(f"""
         ## A few sizes instead
@@ -203,12 +171,12 @@ def _(bucket, bucketed, earlier, plain, requests):
         page.facts(
             (f"{programs(plain)} → {programs(bucketed)}", "programs"),
             (f"{compiling(plain):.1f} s → {compiling(bucketed):.1f} s", "making them"),
-            (f"{_grown(bucket.value):.2f} ×", "pixels computed"),
+            (f"{lesson.grown(requests, bucket.value):.2f} ×", "pixels computed"),
         ),
         bucketed.cache,
         page.heading(f"What changed: {earlier[0].diff(bucketed).title}") if len(earlier) == 2 else None,
         mo.md("Larger buckets mean fewer programs and more pixels that nobody looks at. The table is plain counting:"),
-        page.table(_rows, caption="Different sizes and pixels computed for each bucket"),
+        lesson.buckets_table(requests),
         mo.accordion({"Where the time went, with the views": mo.ui.tabs({"padded": bucketed, "as they come": plain})}),
     )
     return
@@ -217,7 +185,7 @@ def _(bucket, bucketed, earlier, plain, requests):
 @app.cell
 def _(params):
     # Compiled ahead of time for the default settings; the button does it for yours.
-    stored = made_ahead.read(Path(tpu_lab.__file__).parent.parent / "notebooks" / "precomputed" / "unet.json.gz")
+    stored = made_ahead.of("unet")
     now = mo.ui.run_button(label=f"Compile the padded sizes for {params['chip']} here")
     return now, stored
 
@@ -238,15 +206,6 @@ def _(bucketed, now, params, stored):
     return
 
 
-@app.function
-def ahead(params):
-    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
-    model = unet.Model(unet.Config(width=params["width"], levels=(1, 2), groups=4)).to(params["device"])
-    sizes = [torch.zeros(params["batch"], 3, *size) for size in SIZES[: params["sizes"]]]
-    profile, _ = serve(model, sizes, params["bucket"], params["mode"], params["device"])
-    return {"padded": profile.on(params["chip"])}
-
-
 @app.cell(hide_code=True)
 def _(params):
     longer = mo.ui.run_button(label=f"Train for {params['steps']} steps")
@@ -264,37 +223,17 @@ def _(params):
 
 
 @app.function
-def psnr(picture, clean):
-    """Peak signal-to-noise ratio in dB, of pictures in 0..1: higher is better."""
-    return -10 * torch.log10((picture.clamp(0, 1) - clean).square().mean()).item()
-
-
-@app.function
-def filtered(noisy, clean):
-    """Two classical filters, {name: picture}, each at its best of a few strengths. Total variation keeps edges."""
-    x, tv = noisy.numpy(), restoration.denoise_tv_chambolle
-    tried = {
-        "Gaussian": [filters.gaussian(x, sigma, channel_axis=0) for sigma in (0.7, 0.85, 1, 1.2)],
-        "total variation": [tv(x, weight, channel_axis=0) for weight in (0.06, 0.08, 0.1, 0.12)],
-    }
-    return {
-        name: max(map(torch.from_numpy, pictures), key=lambda picture: psnr(picture, clean))
-        for name, pictures in tried.items()
-    }
-
-
-@app.function
-def train(config, steps, rate, device):
+def train(config, steps, rate, device, mode="fused"):
     """Train a UNet on all photographs but one: (model, losses, seconds). A loss is in variances of the noise."""
     torch.manual_seed(0)
     model = unet.Model(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     photographs = [picture for i, picture in enumerate(data.photographs()) if i != HELD_OUT]
-    losses, start = [], time.perf_counter()
-    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+    compiled, losses, start = called(model, mode), [], time.perf_counter()
+    with eager(mode):
         for seed in mo.status.progress_bar(range(steps), title="Training", remove_on_exit=True):
             noisy, noise = (part.to(device) for part in unet.batch(config, 8, seed, photographs))
-            loss = unet.loss(model, noisy, noise)
+            loss = unet.loss(compiled, noisy, noise)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -305,8 +244,8 @@ def train(config, steps, rate, device):
 @app.cell
 def _():
     clean = data.photographs()[HELD_OUT][:, 10:170, 140:300]
-    noisy = clean + NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
-    classical = filtered(noisy, clean)
+    noisy = clean + lesson.NOISE * torch.randn(clean.shape, generator=torch.Generator().manual_seed(1))
+    classical = lesson.filtered(noisy, clean)
     return classical, clean, noisy
 
 
@@ -325,22 +264,19 @@ def _(classical, clean, losses, noisy, restored, seconds):
     _shown = {"noisy": noisy, **classical}
     if restored is not None:
         _shown["UNet"] = restored
-    _all = [(picture, f"{name}: {psnr(picture, clean):.1f} dB") for name, picture in _shown.items()]
-    _pictures = page.pictures([*_all, (clean, "original, never seen in training")], width=200, smooth=True)
     _curve = None
     if restored is not None:
-        _said = f"{psnr(restored, clean):.1f} dB after {len(losses)} steps, {seconds:.0f} s with compiling"
-        _mean = [sum(losses[max(0, i - 19) : i + 1]) / len(losses[max(0, i - 19) : i + 1]) for i in range(len(losses))]
-        _curve = page.curve(_mean, _said, y="noise left, mean of 20 steps", levels=[(1, "untouched")])
+        _curve = lesson.loss_curve(losses, lesson.psnr(restored, clean), seconds)
+    _pictures = lesson.compared(_shown, clean)
     page.stack(_pictures, _curve)
     return
 
 
 @app.cell(hide_code=True)
 def _(bucket, bucketed, classical, clean, plain, requests, restored):
-    _best = max(psnr(picture, clean) for picture in classical.values())
+    _best = max(lesson.psnr(picture, clean) for picture in classical.values())
     _made = (
-        f"The UNet reaches {psnr(restored, clean):.1f} dB on a photograph it never saw, the best filter {_best:.1f} dB."
+        f"The UNet reaches {lesson.psnr(restored, clean):.1f} dB on a photograph it never saw, the best filter {_best:.1f} dB."
         if restored is not None
         else f"The best filter reaches {_best:.1f} dB. The button trains the UNet that is better."
     )
@@ -366,7 +302,9 @@ def _(bucketed, bucketed_results, classical, clean, params, plain, plain_results
     assert programs(bucketed) <= programs(plain), "padding never adds sizes"
     assert [x.shape for x in bucketed_results] == [x.shape for x in plain_results] == [x.shape for x in requests]
     if restored is not None:
-        assert psnr(restored, clean) > max(psnr(x, clean) for x in classical.values()) + params["better"], "it learned"
+        assert (
+            lesson.psnr(restored, clean) > max(lesson.psnr(x, clean) for x in classical.values()) + params["better"]
+        ), "it learned"
     return
 
 

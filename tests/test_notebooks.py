@@ -14,8 +14,10 @@ import torch
 
 from tpu_lab.lessons import dlrm as dlrm_lesson
 from tpu_lab.lessons import mingpt as lesson
+from tpu_lab.lessons import modes as modes_lesson
 from tpu_lab.lessons import resnet as resnet_lesson
 from tpu_lab.lessons import unet as unet_lesson
+from tpu_lab.lessons import your_model as your_model_lesson
 from tpu_lab.lessons.runs import programs
 from tpu_lab.models import data, dlrm, mingpt, unet
 from tpu_lab.viz import ahead
@@ -173,8 +175,8 @@ def small_modes(notebook):
     return definitions
 
 
-def test_modes_counts_launches_and_misses(notebook, small_modes):
-    rows = {row["mode"]: row for row in notebook("modes").costs(small_modes["seen"])}
+def test_modes_counts_launches_and_misses(small_modes):
+    rows = {row["mode"]: row for row in modes_lesson.costs(small_modes["seen"])}
     assert list(rows) == ["strict", "fused", "compiled"]
     assert rows["strict"]["launches a step"] > 10 > 4 >= rows["compiled"]["launches a step"] > 1
     assert rows["fused"]["launches a step"] == 1
@@ -193,8 +195,8 @@ def test_modes_every_mode_and_the_cpu_compute_the_same(notebook, small_modes):
 def test_modes_says_what_changed(notebook, small_modes):
     module, before = notebook("modes"), small_modes["seen"]
     after = module.compare(16, 2, 16, ["fused"], 1, "tpu")
-    assert module.changed(before, after).startswith("What changed, fused: ")
-    assert module.changed(after, module.compare(16, 1, 16, ["strict"], 1, "tpu")) is None, "no mode in common"
+    assert modes_lesson.changed(before, after).startswith("What changed, fused: ")
+    assert modes_lesson.changed(after, module.compare(16, 1, 16, ["strict"], 1, "tpu")) is None, "no mode in common"
 
 
 def test_modes_none_chosen_says_so(notebook):
@@ -226,12 +228,11 @@ def test_your_model_a_fault_is_one_calm_sentence(notebook):
     assert fault == "Line 3, “return self.layer(x)”: AttributeError, 'Net' object has no attribute 'layer'"
     shown = "".join(map(repr, outputs))
     assert "It does not run yet" in shown and "Traceback" not in shown
-    assert notebook("your_model").look("class A(nn.Module):\n    def forward(self, x): return x", "2", "tpu").fault
+    assert your_model_lesson.look("class A(nn.Module):\n    def forward(self, x): return x", "2", "tpu").fault
 
 
-def test_your_model_says_what_to_change(notebook):
-    module = notebook("your_model")
-    found = {}
+def test_your_model_says_what_to_change():
+    module, found = your_model_lesson, {}
     for name in ("an op that TorchTPU lacks", "a question in the middle"):
         code, _ = module.examples()[name]
         found[name] = module.changes(module.look(code, "4, 128", "tpu"), None)
@@ -243,9 +244,9 @@ def test_your_model_says_what_to_change(notebook):
     assert module.changes(scale, ["Try 128 for 10.", "It fills a tile"])[-1] == ("Try 128 for 10.", "It fills a tile")
 
 
-def test_your_model_has_a_tpu_view_of_each_example(notebook):
+def test_your_model_has_a_tpu_view_of_each_example():
     stored = ahead.of("your_model")
-    for name in notebook("your_model").examples():
+    for name in your_model_lesson.examples():
         groups = stored[f"{name}: groups"].rows
         assert (~groups.compiler.str.contains("CPU")).any() and "v6e" in stored[f"{name}: memory"].title
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import tpu_lab
+from tpu_lab.lessons.runs import compiling, programs
 from tpu_lab.models import mingpt
 from tpu_lab.profile import Profile
 from tpu_lab.viz import number, page
@@ -46,16 +47,6 @@ def mfu_curve(chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tu
 def at_most(config: mingpt.Config, batch: int, compiled: Any) -> float:
     """The MFU that no step on the chip can exceed: model FLOPs over what the chip's arithmetic could do in its bound."""
     return mingpt.flops(config, batch) / (compiled.bound_ns / 1e9 * compiled.target.flops)
-
-
-def programs(profile: Profile) -> int:
-    """How many different programs ran."""
-    return len({launch.key for launch in profile.trace.launches})
-
-
-def compiling(profile: Profile) -> float:
-    """Seconds that went into making programs, or into reading them back from disk."""
-    return sum(c.trace_ns + c.lower_ns + c.compile_ns for c in profile.trace.compiles) / 1e9
 
 
 def caches(growing: Profile, static: Profile, places: int) -> page.Piece:

@@ -125,6 +125,18 @@ def batch(config: Config, size: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]
     return x.expand(-1, config.channels, -1, -1).contiguous(), labels[chosen]
 
 
+def shifted(images: Tensor, by: int = 1) -> Tensor:
+    """Images f[n,channels,h,w], each moved by up to `by` pixels up, down and sideways, at random; the edge comes along.
+
+    A digit that stands a little elsewhere is the same digit: a network that sees such copies learns more from few.
+    """
+    count, channels, height, width = images.shape
+    wide = F.pad(images, (by, by, by, by), mode="replicate")
+    down, right = torch.randint(2 * by + 1, (2, count, 1))
+    rows, columns = (down + torch.arange(height))[:, None, :, None], (right + torch.arange(width))[:, None, None, :]
+    return wide[torch.arange(count)[:, None, None, None], torch.arange(channels)[None, :, None, None], rows, columns]
+
+
 def loss(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats; a scalar. About ln(classes) before training."""
     return F.cross_entropy(model(images), labels)
