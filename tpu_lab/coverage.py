@@ -120,7 +120,7 @@ def torch_tpu(name: str) -> str:
 
 def how(name: str) -> str:
     """ "lowered", "view", "built in" (memory and copies), "decomposed", "composite" (above the device), "CPU", "unknown"."""
-    from tpu_lab.backend import dispatch, kernels
+    from tpu_lab.backend import dispatch, host_bound, kernels
 
     overload = _overload(name)
     if overload is None:
@@ -128,10 +128,12 @@ def how(name: str) -> str:
     short = name.removeprefix("aten.").removesuffix(".default")
     if short in kernels.VIEWS:
         return "view"
-    if short in kernels.DATA_DEPENDENT:
+    if short in host_bound.REASONS:
         return "CPU"
-    if short.split(".")[0] in _MEMORY:
+    if short.split(".")[0] in _MEMORY or short in host_bound.QUESTIONS:
         return "built in"
+    if short in host_bound.READ_FIRST:
+        return "lowered"
     record = dispatch.record_of(overload)
     if record.lowering is not None:
         return "lowered"

@@ -16,6 +16,7 @@ from tpu_lab.backend import (
     dispatch,
     fallback,
     host,
+    host_bound,
     recorder,
     refusals,
     registry,
@@ -31,9 +32,6 @@ aten = torch.ops.aten
 _META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
-# The result's shape depends on the data: the host must see the values anyway.
-DATA_DEPENDENT = """nonzero masked_select _unique2 unique_dim unique_consecutive unique_dim_consecutive _unique bincount
-repeat_interleave.Tensor histc equal _linalg_eigvals linalg_eig argwhere""".split()
 # PyTorch lets these take index tensors from the CPU.
 TAKES_CPU_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 # Views that torch's meta kernels make: they share our storage and know strides; all other views are C++ over these.
@@ -281,8 +279,6 @@ def register() -> None:
         aten._to_copy.default: to_copy,
         aten._local_scalar_dense.default: host.item,
         aten.equal.default: _equal,
-        # torch's encoder asks whether to build a nested tensor of the padded batch: the device has none
-        aten._nested_tensor_from_mask_left_aligned.default: lambda t, mask: False,
         aten.resize_.default: resize.resize_,
         aten.set_.source_Storage: resize.set_source,
         aten.set_.source_Storage_storage_offset: resize.set_source,
@@ -292,11 +288,12 @@ def register() -> None:
         aten.index_put.default: index_put,
         aten.index_put_.default: _index_put_kernel(door(aten.index_put_.default)),
         aten._index_put_impl_.default: _index_put_kernel(door(aten.index_put_.default)),
+        **host_bound.kernels(door),
     }
     for name in VIEWS:
         overload = _overload(name)
         special[overload] = _view_kernel(overload)
-    for name in DATA_DEPENDENT:
+    for name in host_bound.REASONS:
         overload = _overload(name)
         if overload not in special and not composite_implicit(overload):
             special[overload] = _host_kernel(overload)

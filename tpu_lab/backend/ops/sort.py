@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from tpu_lab.backend.bounds import never
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -183,7 +184,11 @@ def bucketize(x, boundaries, *, out_int32=False, right=False):
     return searchsorted(boundaries, x, right=right)
 
 
-@op(aten.histc, kind="reduce")
+def _histc_finite(x, bins=100, min=0, max=0):
+    return [never(~jnp.isfinite(x).all(), "histc: the range of the data is not finite")] if min == max and x.size else []
+
+
+@op(aten.histc, kind="reduce", static=("min", "max"), bounds=_histc_finite)
 def histc(x, bins=100, min=0, max=0):
     """Counts in equal bins from min to max, or over the data when these are equal."""
     x, low, high = x.reshape(-1), jnp.asarray(min).astype(x.dtype), jnp.asarray(max).astype(x.dtype)
