@@ -28,22 +28,27 @@ HARMONIC = np.cumsum([0, *(1 / np.arange(1, TERMS + 2))])
 
 
 def _scaled_k(order, z):
-    """exp(z) K_order(z) for |z| >= SMALL in the right half plane."""
-    total = 0
-    for i, v in enumerate(NODES):
-        angle = 2 * jnp.arcsinh(v / jnp.sqrt(2 * z))
-        weight = STEP * math.exp(-v * v) * (1.0 if i else 0.5)
-        total = total + weight * 2 * jnp.cosh(order * angle) / jnp.sqrt(2 * z + v * v)
-    return total
+    """exp(z) K_order(z) for |z| >= SMALL in the right half plane. A loop: written out it compiles for seconds."""
+    nodes = jnp.asarray(NODES, z.real.dtype)
+    weights = (2 * STEP * jnp.exp(-nodes * nodes)).at[0].multiply(0.5)
+
+    def add(i, total):
+        angle = 2 * jnp.arcsinh(nodes[i] / jnp.sqrt(2 * z))
+        return total + weights[i] * jnp.cosh(order * angle) / jnp.sqrt(2 * z + nodes[i] ** 2)
+
+    return lax.fori_loop(0, len(NODES), add, jnp.zeros_like(z))
 
 
 def _series(x, order, sign):
     """(I or J of an integer order by the power series, the sum with harmonic numbers that belongs to K or Y)."""
-    quarter, term = sign * x * x / 4, jnp.ones_like(x)
-    value, other = jnp.zeros_like(x), jnp.zeros_like(x)
-    for k in range(TERMS):
-        value, other = value + term, other + term * (HARMONIC[k] + HARMONIC[k + order])
-        term = term * quarter / ((k + 1) * (k + 1 + order))
+    quarter, harmonic = sign * x * x / 4, jnp.asarray(HARMONIC, x.dtype)
+
+    def add(k, state):
+        term, value, other = state
+        value, other = value + term, other + term * (harmonic[k] + harmonic[k + order])
+        return term * quarter / ((k + 1) * (k + 1 + order)), value, other
+
+    _, value, other = lax.fori_loop(0, TERMS, add, (jnp.ones_like(x), jnp.zeros_like(x), jnp.zeros_like(x)))
     scale = (x / 2) ** order
     return value * scale, other * scale
 
@@ -120,11 +125,14 @@ def airy_ai(x):
     """sqrt(x / 3) / pi * K_1/3(2/3 x^1.5); left of zero two of it, at |x| exp(+-i pi / 3)."""
     near = abs(x) <= SMALL + 0.1  # from there on 2/3 x^1.5 is over SMALL
     small = jnp.where(near, x, 0)
-    f = g = total_f = total_g = jnp.ones_like(x)
-    total_g = g = small
-    for k in range(1, TERMS):
-        f, g = f * small**3 / ((3 * k - 1) * 3 * k), g * small**3 / (3 * k * (3 * k + 1))
-        total_f, total_g = total_f + f, total_g + g
+    cube, one = small**3, jnp.ones_like(x)
+
+    def add(k, state):
+        f, g, total_f, total_g = state
+        f, g = f * cube / ((3 * k - 1) * 3 * k), g * cube / (3 * k * (3 * k + 1))
+        return f, g, total_f + f, total_g + g
+
+    _, _, total_f, total_g = lax.fori_loop(1, TERMS, add, (one, small, one, small))
     series = total_f / (3 ** (2 / 3) * math.gamma(2 / 3)) - total_g / (3 ** (1 / 3) * math.gamma(1 / 3))
     size = jnp.where(near | ~jnp.isfinite(x), SMALL + 1, abs(x))
     zeta = size**1.5 * (2 / 3)
