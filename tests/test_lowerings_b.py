@@ -3,9 +3,12 @@
 import itertools
 import math
 
+import pytest
 import torch
 from lowering_calls import Calls, randint, randn
 from lowering_check import check, lowered
+
+import tpu_lab  # noqa: F401  registers the device
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
@@ -320,3 +323,11 @@ def test_attention_layers_at_inference():
     calls(aten._masked_softmax.default, randn(2, 2, 5, 5), padding, 3, 1)
     calls(aten._masked_softmax_backward.default, randn(2, 2, 5, 5), y, causal.expand(2, 2, 5, 5).contiguous(), 3)
     calls.check(**CLOSE)
+
+
+@pytest.mark.parametrize("name", [n for n in dir(torch.special) if "_polynomial_" in n])
+def test_polynomials_take_a_number_for_the_point_or_the_degree(name):
+    f, x, n = getattr(torch.special, name), torch.linspace(-1.5, 1.5, 7), torch.tensor([0, 1, 2, 3, 4, 5, 6])
+    for args in ((x, 5), (0.5, n), (2, n), (x, 2.0), (x.reshape(7, 1), n)):
+        got = f(*(a.to("tpu") if isinstance(a, torch.Tensor) else a for a in args)).cpu()
+        torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-4)

@@ -7,6 +7,8 @@ degree are cosines. Formulas: Abramowitz and Stegun, chapter 22.
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -15,6 +17,21 @@ from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
 HIGHEST = {jnp.dtype("float32"): 128, jnp.dtype("float64"): 512}  # Hermite's above that are NaN, PyTorch says
+
+
+def _op(target):
+    """Register fn(x, n) over two arrays of one shape and dtype: PyTorch also takes a number for one of them."""
+
+    def register(fn):
+        @op(target, promote="float")
+        @functools.wraps(fn)
+        def lowering(x, n):
+            dtype = x.dtype if isinstance(x, jnp.ndarray) else n.dtype
+            return fn(*jnp.broadcast_arrays(jnp.asarray(x, dtype), jnp.asarray(n, dtype)))
+
+        return fn
+
+    return register
 
 
 def _recurrence(x, n, first, step):
@@ -74,8 +91,8 @@ def _of_kind(kind, shifted):
 
 
 for _kind in CHEBYSHEV:
-    op(getattr(aten, f"special_chebyshev_polynomial_{_kind}"), promote="float")(_of_kind(_kind, False))
-    op(getattr(aten, f"special_shifted_chebyshev_polynomial_{_kind}"), promote="float")(_of_kind(_kind, True))
+    _op(getattr(aten, f"special_chebyshev_polynomial_{_kind}"))(_of_kind(_kind, False))
+    _op(getattr(aten, f"special_shifted_chebyshev_polynomial_{_kind}"))(_of_kind(_kind, True))
 
 
 def _hermite(x, n, scale):
@@ -85,26 +102,26 @@ def _hermite(x, n, scale):
     return jnp.where(degree > highest, jnp.nan, p)
 
 
-@op(aten.special_hermite_polynomial_h, promote="float")
+@_op(aten.special_hermite_polynomial_h)
 def hermite_h(x, n):
     """The physicists': 2 x p - 2 k p'."""
     return _hermite(x, n, 2)
 
 
-@op(aten.special_hermite_polynomial_he, promote="float")
+@_op(aten.special_hermite_polynomial_he)
 def hermite_he(x, n):
     """The probabilists': x p - k p'."""
     return _hermite(x, n, 1)
 
 
-@op(aten.special_laguerre_polynomial_l, promote="float")
+@_op(aten.special_laguerre_polynomial_l)
 def laguerre(x, n):
     step = lambda k, x, p, before: ((2 * k + (1 - x)) * p - k * before) / (k + 1)  # noqa: E731
     degree = n.astype(jnp.int64)
     return _recurrence(x, jnp.where(x == 0, jnp.minimum(degree, 0), degree), 1 - x, step)
 
 
-@op(aten.special_legendre_polynomial_p, promote="float")
+@_op(aten.special_legendre_polynomial_p)
 def legendre(x, n):
     step = lambda k, x, p, before: ((2 * k + 1) * x * p - k * before) / (k + 1)  # noqa: E731
     degree, end = n.astype(jnp.int64), abs(x) == 1
