@@ -23,25 +23,26 @@ BALANCE = 8.0  # FLOPs that cost as much as one byte: between a CPU core's and a
 
 def op_times(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     """(device ns of each op, position of its launch or -1), both by position in `trace.ops`."""
-    position = {record.index: i for i, record in enumerate(trace.ops)}
-    weight = np.maximum(
-        np.array([r.flops if r.kind != "view" else 0 for r in trace.ops], dtype=np.float64),
-        BALANCE * np.array([r.bytes if r.kind != "view" else 0 for r in trace.ops], dtype=np.float64),
-    )
-    owner = np.full(len(trace.ops), -1, dtype=np.int64)
-    for i, launch in enumerate(trace.launches):
-        for index in launch.ops:
-            if index in position:
-                owner[position[index]] = i
-    numbers = {record.index: i for i, record in enumerate(trace.launches)}
-    for i, record in enumerate(trace.ops):
-        if owner[i] < 0 and record.launch is not None:
-            owner[i] = numbers.get(record.launch, -1)
+    ops, launches = trace.ops, trace.launches
+    position = {record.index: i for i, record in enumerate(ops)}
+    real = np.array([r.kind != "view" for r in ops], dtype=bool)
+    flops = np.fromiter((r.flops for r in ops), dtype=np.float64, count=len(ops))
+    moved = np.fromiter((r.bytes for r in ops), dtype=np.float64, count=len(ops))
+    weight = np.where(real, np.maximum(flops, BALANCE * moved), 0.0)
+    owner = np.full(len(ops), -1, dtype=np.int64)
+    pairs = [(position[index], i) for i, launch in enumerate(launches) for index in launch.ops if index in position]
+    if pairs:
+        at, by = np.array(pairs).T
+        owner[at] = by
+    numbers = {record.index: i for i, record in enumerate(launches)}
+    for i in np.flatnonzero(owner < 0).tolist():
+        if ops[i].launch is not None:
+            owner[i] = numbers.get(ops[i].launch, -1)
     ran = owner >= 0
-    sums = np.bincount(owner[ran], weights=weight[ran], minlength=len(trace.launches))
-    counts = np.bincount(owner[ran], minlength=len(trace.launches))
-    device = np.array([r.device_ns for r in trace.launches], dtype=np.float64)
-    times = np.zeros(len(trace.ops))
+    sums = np.bincount(owner[ran], weights=weight[ran], minlength=len(launches))
+    counts = np.bincount(owner[ran], minlength=len(launches))
+    device = np.array([r.device_ns for r in launches], dtype=np.float64)
+    times = np.zeros(len(ops))
     total, n = sums[owner[ran]], counts[owner[ran]]
     share = np.where(total > 0, weight[ran] / np.where(total > 0, total, 1), 1 / np.maximum(n, 1))
     times[ran] = device[owner[ran]] * share
@@ -67,25 +68,37 @@ class Cost:
 
 def by_line(m: Metrics) -> list[Cost]:
     """Costs by source line and way, largest first; what a compiled graph took stands under the line that called it."""
-    groups: dict[tuple, list[int]] = {}
-    for i in m.step_ops.tolist():
-        op = m.trace.ops[i]
-        if op.kind != "view":
-            groups.setdefault((op.file, op.line, op.phase), []).append(i)
+    kinds: dict[tuple, int] = {}  # ops alike in all that is shown, numbered
+    alike = np.array(
+        [kinds.setdefault((op.file, op.line, op.phase, op.kind, op.name, op.module), len(kinds)) for op in m.averaged],
+        dtype=np.int64,
+    )
+    places: dict[tuple, int] = {}  # a line and way, numbered
+    line_of = np.array([-1 if key[3] == "view" else places.setdefault(key[:3], len(places)) for key in kinds], dtype=np.int64)
+    lines, times = line_of[alike], m.ops_time[m.step_ops]
+    order = np.argsort(lines, kind="stable")  # positions in `averaged`, line by line
+    edges = np.searchsorted(lines[order], np.arange(len(places) + 1))
+
+    def by(what) -> list[Counter]:
+        """Time by something of the ops, a Counter a line."""
+        slots: dict[tuple, int] = {}
+        slot = np.array([slots.setdefault((at, what(key)), len(slots)) for at, key in zip(line_of.tolist(), kinds)], dtype=np.int64)
+        out: list[Counter] = [Counter() for _ in range(len(places) + 1)]  # the last one is the views'
+        for (at, value), ns in zip(slots, np.bincount(slot[alike], weights=times, minlength=len(slots)).tolist()):
+            out[at][value] = ns
+        return out
+
+    by_kind, by_name, by_stem = by(lambda key: key[3]), by(lambda key: op_name(key[4])), by(lambda key: stem(key[5]))
+    modules: list[list[str]] = [[] for _ in range(len(places) + 1)]
+    for at, key in zip(line_of.tolist(), kinds):
+        modules[at].append(key[5])
     out = []
-    for (file, line, phase), members in groups.items():
-        ops = [m.trace.ops[i] for i in members]
-        by_kind: Counter = Counter()
-        by_name: Counter = Counter()
-        by_stem: Counter = Counter()
-        times = m.ops_time[members].tolist()
-        for ns, op in zip(times, ops):
-            by_kind[op.kind] += ns
-            by_name[op_name(op.name)] += ns
-            by_stem[stem(op.module)] += ns
-        main = by_stem.most_common(1)[0][0]  # a line calls several modules: the costly one names it
-        heavy = [n for n, _ in by_name.most_common(3)]
-        name = family(op.module for op in ops if stem(op.module) == main)
+    for (file, line, phase), at in places.items():
+        members = order[edges[at] : edges[at + 1]].tolist()
+        ops = [m.averaged[i] for i in members]
+        main = by_stem[at].most_common(1)[0][0]  # a line calls several modules: the costly one names it
+        heavy = [n for n, _ in by_name[at].most_common(3)]
+        name = family(module for module in modules[at] if stem(module) == main)
         name = name or ", ".join(heavy[:2]) + (" …" if len(heavy) > 2 else "")
         if phase == "optimizer":
             name = "optimizer step"
@@ -98,12 +111,12 @@ def by_line(m: Metrics) -> list[Cost]:
                 line,
                 ops[0].code,
                 phase,
-                by_kind.most_common(1)[0][0],
-                len(ops) // m.n,
-                sum(times) / m.n,
+                by_kind[at].most_common(1)[0][0],
+                len(members) // m.n,
+                sum(times[members].tolist()) / m.n,
                 sum(op.flops for op in ops) / m.n,
                 sum(op.bytes for op in ops) / m.n,
-                tuple(members),
+                tuple(m.step_ops[members].tolist()),
             )
         )
     bare: dict[tuple, list] = {}

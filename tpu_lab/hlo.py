@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 _START = re.compile(r"^(ROOT )?%?([\w.\-]+) = ")
+_BRACKET = re.compile(r'[(){}\[\]"]')
+_NAME = re.compile(r"%([^\s,()]+)")
 _OPCODE = re.compile(r" ([\w\-]+)\(")
 _OP_NAME = re.compile(r'metadata=\{[^{}]*?op_name="((?:[^"\\]|\\.)*)"')
 _CALLS = re.compile(
@@ -140,21 +142,22 @@ def _instruction(line: str, computation: str) -> Instruction | None:
 
 def _closed(text: str, start: int) -> int:
     """The position after the bracket that closes the one at `start`; the text's end when none does."""
-    depth, quoted, i = 0, False, start
-    while i < len(text):
-        c = text[i]
-        if c == '"' and text[i - 1] != "\\":
-            quoted = not quoted
+    depth, quoted = 0, False
+    for match in _BRACKET.finditer(text, start):
+        c = match[0]
+        if c == '"':
+            quoted ^= text[match.start() - 1] != "\\"
         elif not quoted:
-            depth += (c in "({[") - (c in ")}]")
+            depth += 1 if c in "({[" else -1
             if not depth:
-                return i + 1
-        i += 1
+                return match.end()
     return len(text)
 
 
 def _operands(inner: str) -> tuple[str, ...]:
     """Names from `%a, %b` or, as some dumps print them, `f32[2,3]{1,0} %a, (f32[], s32[]) %b`."""
+    if "%" in inner:
+        return tuple(_NAME.findall(inner))
     pieces, depth, piece = [], 0, ""
     for c in re.sub(r"/\*.*?\*/", "", inner):
         depth += (c in "({[") - (c in ")}]")
@@ -245,6 +248,7 @@ def dims(array: str) -> tuple[int, ...]:
     return tuple(int(d.strip().lstrip("<=")) for d in match[2].split(",") if d.strip()) if match else ()
 
 
+@lru_cache(1 << 14)
 def nbytes(shape: str) -> int:
     """Logical bytes of an array's or tuple's elements, without padding."""
     return sum(-(-_product(dims(a)) * bits(a.split("[")[0]) // 8) for a in arrays(shape))

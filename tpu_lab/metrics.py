@@ -21,6 +21,8 @@ An op's own time is its share of its launch: tpu_lab/costs.py.
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,15 +83,14 @@ class Timeline:
 
     def __init__(self, trace: Trace) -> None:
         launches, ops, waits = trace.launches, trace.ops, trace.waits
-        begin = _array(r.time_ns for r in launches)
-        lookup = _array(r.lookup_ns for r in launches)
-        compiling = _array(r.compile_ns for r in launches)
-        done = begin + lookup + compiling + _array(r.dispatch_ns for r in launches)
+        begin, lookup = _column(launches, "time_ns"), _column(launches, "lookup_ns")
+        compiling = _column(launches, "compile_ns")
+        done = begin + lookup + compiling + _column(launches, "dispatch_ns")
         self.device = _device_intervals(launches, done)
-        op_begin = _array(r.time_ns for r in ops)
-        op_end = op_begin + _array(r.host_ns or r.record_ns for r in ops)
-        wait_begin = _array(r.time_ns for r in waits)
-        wait_end = wait_begin + _array(r.wait_ns + r.copy_ns for r in waits)
+        op_begin, host_ns = _column(ops, "time_ns"), _column(ops, "host_ns")
+        op_end = op_begin + np.where(host_ns > 0, host_ns, _column(ops, "record_ns"))
+        wait_begin = _column(waits, "time_ns")
+        wait_end = wait_begin + _column(waits, "wait_ns") + _column(waits, "copy_ns")
         compile_ = (begin + lookup, begin + lookup + compiling)
         host = (np.concatenate([begin, op_begin]), np.concatenate([done, op_end]))
         layers = [compile_, self.device, (wait_begin, wait_end), host]
@@ -141,20 +142,19 @@ class _Union:
         return float(b - a)
 
 
-def _array(values) -> np.ndarray:
-    return np.fromiter(values, dtype=np.float64)
+def _column(records, name: str) -> np.ndarray:
+    """One field of all records."""
+    return np.fromiter(map(operator.attrgetter(name), records), dtype=np.float64, count=len(records))
 
 
 def _device_intervals(launches, done) -> tuple[np.ndarray, np.ndarray]:
-    start, end, free = np.empty(len(launches)), np.empty(len(launches)), 0.0
-    for i, launch in enumerate(launches):
-        if launch.ready_ns:
-            end[i] = launch.ready_ns
-            start[i] = end[i] - launch.device_ns
-        else:
-            start[i] = max(done[i], free)
-            end[i] = start[i] + launch.device_ns
-        free = max(free, end[i])
+    end, device = _column(launches, "ready_ns"), _column(launches, "device_ns")
+    start, free, last = end - device, 0.0, 0
+    for i in np.flatnonzero(end == 0).tolist():  # nobody measured when it was ready
+        free = max(free, end[last:i].max(initial=0.0))
+        start[i] = max(done[i], free)
+        end[i] = start[i] + device[i]
+        last = i
     return start, end
 
 
@@ -171,8 +171,8 @@ def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]
     ends = [ns for what, ns in trace.marks if what == "call end"] or list(trace.steps)
     ends = sorted(ns for ns in ends if ns <= block_end)
     warm = max((ns for what, ns in trace.marks if what == "warmup end"), default=0)
-    op_at = np.maximum.accumulate(_array(r.time_ns for r in trace.ops)) if trace.ops else np.empty(0)
-    launch_at = np.maximum.accumulate(_array(r.time_ns for r in trace.launches)) if trace.launches else np.empty(0)
+    op_at = np.maximum.accumulate(_column(trace.ops, "time_ns"))
+    launch_at = np.maximum.accumulate(_column(trace.launches, "time_ns"))
     new = np.array([r.cache != "hit" for r in trace.launches], dtype=bool)
     first_runs = timeline.device[1][new], launch_at[new]
     out, start = [], trace.start_ns
@@ -180,7 +180,7 @@ def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]
         ops = (int(np.searchsorted(op_at, start)), int(np.searchsorted(op_at, end)))
         inside = (int(np.searchsorted(launch_at, start)), int(np.searchsorted(launch_at, end)))
         settling = bool(((first_runs[0] > start) & (first_runs[1] < start)).any())
-        misses = sum(trace.launches[i].cache != "hit" for i in range(*inside))
+        misses = int(new[slice(*inside)].sum())
         out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end), settling))
         start = end
         if end <= warm and (number == len(ends) or ends[number] > warm):
@@ -258,6 +258,11 @@ class Metrics:
     def launches_in(self, step: Step) -> list:
         return self.trace.launches[slice(*step.launches)]
 
+    @cached_property
+    def sites(self) -> list[tuple[str, int, str]]:
+        """`site` of each launch, by its position in the trace."""
+        return [self.site(r) for r in self.trace.launches]
+
     def site(self, launch) -> tuple[str, int, str]:
         """(file, line, code) that made a launch run; that of its first op where the launch has none (backward ops)."""
         if launch.file or not launch.ops:
@@ -288,6 +293,16 @@ class Metrics:
         steps = self.steady or (self.span,)
         return np.concatenate([np.arange(*s.ops) for s in steps]) if steps else np.empty(0, dtype=int)
 
+    @cached_property
+    def averaged(self) -> list:
+        """The ops at `step_ops`."""
+        ops = self.trace.ops
+        return [ops[i] for i in self.step_ops.tolist()]
+
+    @cached_property
+    def _matmuls(self) -> list:
+        return [op for op in self.averaged if op.kind == "matmul"]
+
     @property
     def n(self) -> int:
         """Over how many steps a per-step figure is the mean; at least 1."""
@@ -304,8 +319,7 @@ class Metrics:
         """
         if self._flops is not None:
             return float(self._flops)
-        own = (self.trace.ops[i] for i in self.step_ops)
-        matmul = sum(op.flops for op in own if op.kind == "matmul" and not op.recomputed)
+        matmul = sum(op.flops for op in self._matmuls if not op.recomputed)
         if not matmul:  # compiled graphs have launches without ATen calls
             steps = self.steady or (self.span,)
             matmul = sum(r.flops for s in steps for r in self.launches_in(s) if not r.ops)
@@ -328,15 +342,13 @@ class Metrics:
     @cached_property
     def recomputed(self) -> float:
         """FLOPs a step of matmuls that ran a second time, within backward, instead of being kept."""
-        own = (self.trace.ops[i] for i in self.step_ops)
-        return sum(op.flops for op in own if op.kind == "matmul" and op.recomputed) / self.n
+        return sum(op.flops for op in self._matmuls if op.recomputed) / self.n
 
     @cached_property
     def masked(self) -> float:
         """FLOPs a step that make only what a causal mask throws away: they ran, and are no model FLOPs."""
-        own = [self.trace.ops[i] for i in self.step_ops]
-        dropped = causal.masked(own, self.trace.launches)
-        return sum(dropped.get(op.index, 0) for op in own if op.kind == "matmul" and not op.recomputed) / self.n
+        dropped = causal.masked(self.averaged, self.trace.launches)
+        return sum(dropped.get(op.index, 0) for op in self._matmuls if not op.recomputed) / self.n
 
     @cached_property
     def hfu(self) -> float | None:
@@ -357,15 +369,17 @@ class Metrics:
         total = times.sum()
         if not total:
             return 0.0
-        flag = np.fromiter((self.trace.ops[i].kind == "matmul" for i in self.step_ops), dtype=bool)
+        flag = np.array([op.kind == "matmul" for op in self.averaged], dtype=bool)
         return float(times[flag].sum() / total)
 
     def outcomes(self) -> dict[str, int]:
         """How many launches were "hit", "miss" and "disk"."""
-        out = {"hit": 0, "miss": 0, "disk": 0}
-        for launch in self.trace.launches:
-            out[launch.cache] += 1
-        return out
+        return dict(self._outcomes)
+
+    @cached_property
+    def _outcomes(self) -> dict[str, int]:
+        count = Counter(r.cache for r in self.trace.launches)
+        return {name: count[name] for name in ("hit", "miss", "disk")}
 
     @cached_property
     def late_ns(self) -> float:
@@ -376,11 +390,11 @@ class Metrics:
     @cached_property
     def recording(self) -> tuple[float, float]:
         """What recording cost: (ns an op, ns a step), with an equal share of making the records of the notes afterwards."""
-        ops, count = self.trace.ops, max(1, len(self.step_ops))
-        if not ops:
+        recorded, count = len(self.trace.ops), max(1, len(self.averaged))
+        if not recorded:
             return 0.0, 0.0
-        spent = sum(ops[i].record_ns for i in self.step_ops.tolist())
-        each = spent / count + self.trace.writing_ns / max(self.trace.op_count, len(ops))
+        each = sum(op.record_ns for op in self.averaged) / count
+        each += self.trace.writing_ns / max(self.trace.op_count, recorded)
         return each, each * count / self.n
 
     @cached_property

@@ -23,13 +23,13 @@ def rows(m: Metrics, sort: str | None = None):
     import pandas as pd
 
     by_site: dict[tuple[str, int], list[int]] = {}
-    for i, launch in enumerate(m.trace.launches):
-        by_site.setdefault(m.site(launch)[:2], []).append(i)
-    made = compiles_by_launch(m)
-    runs = Counter(r.key for r in m.trace.launches)
+    for i, site in enumerate(m.sites):
+        by_site.setdefault(site[:2], []).append(i)
+    made, every = compiles_by_launch(m), m.trace.launches
+    runs = Counter(r.key for r in every)
     table = []
     for (file, line), members in by_site.items():
-        launches = [m.trace.launches[i] for i in members]
+        launches = [every[i] for i in members]
         outcome = Counter(r.cache for r in launches)
         own = [made[r.index] for r in launches if r.index in made]
         compiled = [c for c in own if c.tier == "compiled"]
@@ -95,7 +95,8 @@ class Cells:
 
 def cells(m: Metrics, members: list[int]) -> Cells:
     """A cell a step for launches that mostly fall into steps (the worst outcome of the step), else a cell a launch."""
-    launches = [m.trace.launches[i] for i in members]
+    records = m.trace.launches
+    launches = [records[i] for i in members]
     steps = misses.step_of(m)
     inside = [r for r in launches if r.index in steps]
     tally = Counter(r.cache for r in launches)
@@ -108,7 +109,8 @@ def cells(m: Metrics, members: list[int]) -> Cells:
         worst = ["none"] * len(m.steps)
         for r in inside:
             at = steps[r.index] - 1
-            worst[at] = max(worst[at], r.cache, key=_RANK.__getitem__)
+            if worst[at] != r.cache and _RANK[r.cache] > _RANK[worst[at]]:
+                worst[at] = r.cache
         every = [Cell(o, f"step {i}: {theme.WORD[o]}") for i, o in enumerate(worst, 1)]
         what, span = number.plural(len(m.steps), "step"), f"step 1 to {number.count(len(m.steps))}"
     else:
@@ -180,7 +182,7 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
 
 
 def _sites(m: Metrics) -> list[tuple[str, int]]:
-    return list(dict.fromkeys(m.site(r)[:2] for r in m.trace.launches))
+    return list(dict.fromkeys(site[:2] for site in m.sites))
 
 
 def _finding(m: Metrics) -> str:
@@ -244,13 +246,13 @@ def _model(m: Metrics, table, limit: int, sort: str | None) -> Model:
     ]
     total = float(table.spent_s.sum())
     made = compiles_by_launch(m)
-    sites, others = [], []
+    sites, others, launches = [], [], m.trace.launches
     for r, members in zip(table.itertuples(index=False), table.attrs["members"]):
         spent, saved = number.time(r.spent_s * 1e9), number.time(r.saved_s * 1e9)
         if len(sites) >= limit:
             others.append((r.site, *(number.count(v) for v in (r.launches, r.hits, r.misses, r.disk)), spent, saved))
             continue
-        own = [made[i] for i in (m.trace.launches[k].index for k in members) if i in made]
+        own = [made[i] for i in (launches[k].index for k in members) if i in made]
         figures = (
             (number.count(r.hits), "hit" if r.hits == 1 else "hits"), (number.count(r.misses), "miss" if r.misses == 1 else "misses"),
             (number.count(r.disk), "disk"), (spent, "spent"), (saved, "saved"),

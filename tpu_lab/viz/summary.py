@@ -254,7 +254,7 @@ def _bar_label(split: Split) -> str:
 def _cache(m: Metrics) -> tuple:
     """(cells, their words, a line a miss, what the hits cost, the call site)."""
     strip = cache.cells(m, list(range(len(m.trace.launches))))
-    sites = list(dict.fromkeys(m.site(r)[:2] for r in m.trace.launches))
+    sites = list(dict.fromkeys(site[:2] for site in m.sites))
     site = place(*sites[0]) if len(sites) == 1 else number.plural(len(sites), "call site")
     lines = misses.explain(m, m.trace.compiles, 4)
     if len(lines) > 5:
