@@ -76,6 +76,13 @@ def _one(got, want, values, strides) -> str | None:
     return _values(host(got), host(want))
 
 
+def same_strides(one, other) -> bool:
+    """Do two results agree in shapes and strides?"""
+    pairs = list(zip(tree.tree_leaves(one), tree.tree_leaves(other)))
+    pairs = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
+    return all(a.shape == b.shape and _real_strides(a) == _real_strides(b) for a, b in pairs)
+
+
 def _real_strides(tensor):
     """Strides that say something about memory: those of dimensions with more than one element, if there is any element."""
     return [s for n, s in zip(tensor.shape, tensor.stride()) if n > 1] if tensor.numel() else []
