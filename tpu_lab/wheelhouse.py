@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -110,8 +111,10 @@ def _pip(verb: str) -> list[str]:
 
 
 def lay_out(folder: Path, extras: list[str]) -> None:
-    """Put the pins, the lessons and the README.txt beside the wheels."""
+    """Put the pins, the lessons, marimo's settings and the README.txt beside the wheels."""
     shutil.copy(SOURCE / "constraints.txt", folder)
+    settings = re.findall(r"^\[tool\.marimo\.[^\[]*", (SOURCE / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    (folder / "pyproject.toml").write_text("".join(settings), encoding="utf-8")
     for name in LESSONS:
         ignored = shutil.ignore_patterns("__pycache__", "session", ".ipynb_checkpoints")
         shutil.copytree(SOURCE / name, folder / name, ignore=ignored, dirs_exist_ok=True)
