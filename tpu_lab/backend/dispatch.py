@@ -17,6 +17,7 @@ from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import window
 
 Tensor, Parameter = torch.Tensor, torch.nn.Parameter
+OF_SHAPES = (TypeError, ValueError, ZeroDivisionError, AssertionError)  # what jax says of shapes that no meta kernel refused
 LIMIT = 20_000  # signatures kept
 _FLOAT, _INT = "a runtime float", "a runtime int"  # what stands in the key for a value that is not part of it
 _float32 = torch.float32
@@ -148,7 +149,10 @@ def call(record: Record, args, kwargs):
         if sig.plain and state.thread.tracing is None:  # the common case, without the general one's cost
             f = sig.plain
             note = recorder.begin(sig, start) if start else None
-            value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
+            try:
+                value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
+            except OF_SHAPES as found:
+                raise native.error(record, args, kwargs) or found from None
             out = storage.make(value, f.base, f.size, f.stride, f.dtype)
             if note is not None:
                 recorder.end(note)
@@ -168,7 +172,10 @@ def call(record: Record, args, kwargs):
                 state.thread.tracing.check(sig, values)
         else:
             note = recorder.begin(sig, start) if start else None
-            out = executor.run(sig, cells, tuple(floats), tuple(ints))
+            try:
+                out = executor.run(sig, cells, tuple(floats), tuple(ints))
+            except OF_SHAPES as found:
+                raise native.error(record, args, kwargs) or found from None
         return deliver(sig, args, kwargs, cells, out, note)
 
 
@@ -230,12 +237,18 @@ def _build(record, args, kwargs, cells, key, alias, n_floats, n_ints):
     windows = [
         window(c.base, t.shape, t.stride(), t.storage_offset(), t.dtype) for c, t in zip(cells, tensors, strict=True)
     ]
+    if record.lowering is not None and any(not w.numel for w in windows):
+        wrong = native.about_nothing(record, args, kwargs)
+        if wrong is not None:
+            raise wrong
     try:
         sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
         if not sig.resize and state.thread.tracing is None:
             if record.lowering is None or state.mode() is state.EagerMode.DEFER_AND_FUSE:  # strict runs it right away
                 signature.check_traceable(sig, n_floats, n_ints)
-    except (RuntimeError, IndexError, TypeError, ValueError) as found:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as found:
         raise native.error(record, args, kwargs) or found from None
     if sig.odd_out:  # meta kernels cast and resize what is written more than the CPU's do
         wrong = native.error(record, args, kwargs)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from tpu_lab.backend import bounds, dtypes, lowering, meta, overlap, precision, registry, rng, storage
+from tpu_lab.backend import bounds, dtypes, lowering, meta, overlap, precision, registry, rng, room, storage, where
 from tpu_lab.backend.meta import tensors_in
 from tpu_lab.backend.window import Base, Window, contiguous_strides, is_contiguous
 
@@ -85,6 +85,7 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     fresh, sig.result = _results(record, given, declared)
     fresh = meta.kept_strides(record, args, kwargs, fresh)
     sig.fresh = [_fresh(m) for m in fresh]
+    room.check_op(record.name, sig.fresh, where.site)
     want = None if computed is None else tuple((tuple(m.shape), m.dtype) for m in tensors_in(computed, []))
     sig.odd_out = bool(sig.resize) or any(windows[i].dtype != d for i, (_, d) in zip(sig.writes, want or ()))
     compute = None
@@ -180,6 +181,9 @@ def _compute(record, sig, template, ktemplate, want, compute):
     passed = [v for v, a in zip(template, record.schema.arguments, strict=False) if a.name not in record.dropped]
     kpassed = {k: v for k, v in ktemplate.items() if k not in record.dropped}
 
+    mutates = record.lowering is not None and record.lowering.mutates
+    nothing = bool(want) and not mutates and all(0 in shape for shape, _ in want)
+
     decompose = record.decompose  # as it is now: the op may turn out to be untraceable for other arguments
 
     def run(values, floats, ints):
@@ -189,6 +193,8 @@ def _compute(record, sig, template, ktemplate, want, compute):
             return compute_it(values, floats, ints)
 
     def compute_it(values, floats, ints):
+        if nothing:  # no element to compute: a lowering need not know how to compute none
+            return [jnp.zeros(shape, dtypes.to_jax(dtype)) for shape, dtype in want]
         tensors = [w.read(v) for w, v in zip(sig.windows, values, strict=True)]
         args = [_fill(v, tensors, floats, ints) for v in passed]
         kwargs = {name: _fill(v, tensors, floats, ints) for name, v in kpassed.items()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 
-from tpu_lab.backend.bounds import Bound
+from tpu_lab.backend.bounds import Bound, never
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -27,6 +28,9 @@ def _short(index):
 
 
 def _each(x, indices, *_, **__):
+    whole = [n for d, n in enumerate(x.shape) if d >= len(indices) or indices[d] is None]
+    if 0 in whole or any(i is not None and i.size == 0 for i in indices):
+        return []  # no element: PyTorch does not look
     return [Bound(i, n, dim=d, negative=True) for d, (i, n) in enumerate(zip(indices, x.shape)) if i is not None]
 
 
@@ -54,8 +58,12 @@ def _rows(x, dim, index, *_, **__):
     return [Bound(index, x.shape[dim] if x.shape else 1, "index out of range in self: {} for dimension {dim} with size {size}", dim)]
 
 
+def _rows_of_any(x, dim, index, *_, **__):
+    return _rows(x, dim, index) if x.size else []  # no element: PyTorch does not look
+
+
 def _rows_from_the_end(x, dim, index, *_, **__):
-    return [b._replace(negative=True) for b in _rows(x, dim, index)]
+    return [b._replace(negative=True) for b in _rows_of_any(x, dim, index)]
 
 
 @op(aten.index_select, kind="movement", bounds=_rows)
@@ -64,14 +72,14 @@ def index_select(x, dim, index):
     return rows[place].reshape(() if x.ndim == 0 else rows[place].shape)
 
 
-@op(aten.index_add, kind="movement", bounds=_rows)
+@op(aten.index_add, kind="movement", bounds=_rows_of_any)
 def index_add(x, dim, index, source, *, alpha=1):
     rows, place = _along(x, dim, index)
     source = jnp.asarray(source).astype(x.dtype) * jnp.asarray(alpha).astype(x.dtype)
     return rows.at[place].add(source.reshape(rows[place].shape)).reshape(x.shape)
 
 
-@op(aten.index_copy, kind="movement", bounds=_rows)
+@op(aten.index_copy, kind="movement", bounds=_rows_of_any)
 def index_copy(x, dim, index, source):
     rows, place = _along(x, dim, index)
     return rows.at[place].set(source.astype(x.dtype).reshape(rows[place].shape)).reshape(x.shape)
@@ -139,7 +147,13 @@ def _ranks(mask):
     return (jnp.cumsum(mask.reshape(-1), dtype=jnp.int32) - mask.reshape(-1)).reshape(mask.shape)
 
 
-@op(aten.masked_scatter, kind="movement")
+def _enough(x, mask, source, *_, **__):
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    wanted = jnp.broadcast_to(mask, shape).sum() if 0 not in shape else 0
+    return [never(jnp.asarray(wanted > source.size), "Number of elements of source < number of ones in mask")]
+
+
+@op(aten.masked_scatter, kind="movement", bounds=_enough)
 def masked_scatter(x, mask, source):
     """The true places take the elements of `source` one after the other."""
     x, mask = jnp.broadcast_arrays(x, mask)
