@@ -12,6 +12,7 @@ import nbformat
 import pytest
 import torch
 
+from tpu_lab import twins
 from tpu_lab.lessons import dlrm as dlrm_lesson
 from tpu_lab.lessons import mingpt as lesson
 from tpu_lab.lessons import modes as modes_lesson
@@ -433,14 +434,8 @@ def test_unet_learns_and_is_judged_against_filters(notebook):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_exported_twin_runs_as_a_jupyter_notebook(name, tmp_path):
-    twin = tmp_path / f"{name}.ipynb"
-    subprocess.run(
-        [sys.executable, "-m", "marimo", "export", "ipynb", str(ROOT / "notebooks" / f"{name}.py"), "-o", str(twin)],
-        check=True,
-        capture_output=True,
-    )
-    book = nbformat.read(twin, as_version=4)
+def test_the_twin_runs_as_a_jupyter_notebook(name):
+    book = nbformat.reads(twins.written(twins.book(ROOT / "notebooks" / f"{name}.py")), as_version=4)
     (cell,) = [cell for cell in book.cells if cell.cell_type == "code" and "params = {" in cell.source]
     cell.source = f"params = {SMALL[name]!r}"
     nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()

@@ -2,12 +2,14 @@
 
 import json
 import re
+import shlex
 import sys
+import tomllib
 from types import SimpleNamespace
 
 import pytest
 
-from tpu_lab import cli, doctor, doctor_workshop, jupyter
+from tpu_lab import cli, doctor, doctor_workshop, jupyter, wheelhouse
 from tpu_lab.backend import disk
 from tpu_lab.doctor_probes import Finding, Machine
 
@@ -137,3 +139,53 @@ def test_jupyterlab_opens_one_notebook_in_its_folder(tmp_path):
     notebook.touch()
     assert jupyter.page(notebook) == "/lab/tree/a%20b.ipynb"
     assert f"--ServerApp.root_dir={tmp_path}" in jupyter.command(notebook, 2718, True)
+
+
+# ---- the wheelhouse -------------------------------------------------------------------------------------------------
+
+
+def test_the_wheelhouse_is_one_command_of_pip_with_the_exact_pins(capsys, tmp_path):
+    index = "https://download.pytorch.org/whl/cpu"
+    assert cli.main(["wheelhouse", str(tmp_path / "w"), "--extra", "jupyter", "--torch-index", index, "--dry-run"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:4] == [sys.executable, "-m", "pip", "wheel"] and words[-1] == f"{wheelhouse.SOURCE}[jupyter]"
+    assert words[words.index("--constraint") + 1] == str(wheelhouse.SOURCE / "constraints.txt")
+    assert words[words.index("--extra-index-url") + 1] == index
+    assert words[words.index("--wheel-dir") + 1] == str(tmp_path / "w" / "wheels")
+    assert not (tmp_path / "w").exists(), "nothing is written"
+
+
+def test_what_learners_type_is_rehearsed_without_a_network(tmp_path):
+    words = wheelhouse.rehearsal(tmp_path, ["jupyter", "jupyter"])
+    assert "--no-index" in words and "--dry-run" in words and words[-1] == "tpu-lab[jupyter]"
+
+
+def test_the_folder_holds_the_lessons_and_two_commands(tmp_path):
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "a-1-py3-none-any.whl").write_bytes(b"x" * 2_500_000)
+    wheelhouse.lay_out(tmp_path, [])
+    text = (tmp_path / "README.txt").read_text()
+    assert "1 files, 2.5 MB" in text and "-m venv tpu-lab" in text
+    assert 'pip install --no-index --find-links wheels -c constraints.txt "tpu-lab"' in text
+    assert len(list((tmp_path / "tutorials").glob("0*.py"))) == 8 and (tmp_path / "notebooks/hello.py").exists()
+    settings = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]["marimo"]
+    assert settings["runtime"]["auto_instantiate"] is True, "a lesson runs when it is opened there, too"
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_pip_that_fails_is_told(monkeypatch, capsys, tmp_path, failing):
+    calls = []
+
+    def run(command, **how):
+        calls.append(command)
+        return SimpleNamespace(returncode=int(len(calls) == failing + 1))
+
+    monkeypatch.setattr(wheelhouse.subprocess, "run", run)
+    assert cli.main(["wheelhouse", str(tmp_path)]) == 1 and len(calls) == failing + 1
+    assert ("needs a network", "without a network")[failing] in capsys.readouterr().err
+
+
+def test_without_the_source_tree_there_is_a_way_out(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(wheelhouse, "SOURCE", tmp_path)
+    assert cli.main(["wheelhouse", str(tmp_path / "w")]) == 2
+    assert "copy of the source tree" in capsys.readouterr().err
