@@ -299,10 +299,10 @@ def _(chosen, here, how, measure, now, params, refused, stored, view, yours):
         """),
         page.panel(("this computer", measure), (f"TPU {params['chip']}", now)),
         page.code(refused) if refused else None,
-        page.beside(
-            page.stack(lesson.mfu_curve(params["chip"], stored["mfu"], here), _how_much),
-            mo.accordion({f"This step on a TPU {params['chip']}": view}),
-            widths=(480, 480),
+        lesson.mfu_curve(params["chip"], stored["mfu"], here),
+        _how_much,
+        mo.accordion(
+            {f"This step on a TPU {params['chip']}: does it fit, where its bytes are, what padding costs": view}
         ),
     )
     return

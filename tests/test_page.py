@@ -78,6 +78,12 @@ def test_a_curve_takes_the_ink_of_the_page_and_leaves_out_what_is_not_finite():
     assert "black" not in made.html and "#000" not in made.html
 
 
+def test_the_numbers_on_an_axis_are_those_asked_for():
+    made = page.curve([1, 2, 3], "grows", at=[16, 64, 256], ticks=[16, 64, 256]).html
+    assert all(f">{n}</text>" in made for n in (16, 64, 256)) and ">100</text>" not in made
+    assert ">4</text>" in page.curve([1], "one", at=[4], ticks=[4]).html
+
+
 def test_labels_of_a_curve_never_touch_and_stay_inside():
     names = ["one", "two", "three", "four"]
     made = page.curve([1.0, 0.0], "close", levels=[(0.001 * i, name) for i, name in enumerate(names)])

@@ -7,7 +7,9 @@ Also the helpers of the browser tests: a server, and a browser that cannot leave
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -132,6 +134,28 @@ def opened(url: str, scheme: str, width: int = 1440, height: int = 1000, scale: 
             yield page, seen
         finally:
             browser.close()
+
+
+def smaller(name: str, values: dict, folder: Path) -> Path:
+    """A copy of a notebook in `folder` with some other numbers among its parameters, so that a test of it is short."""
+    source = (ROOT / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
+    for key, value in values.items():
+        source, changed = re.subn(rf'"{key}": [\d_]+,', f'"{key}": {value},', source, count=1)
+        if not changed:
+            raise KeyError(f"{name}.py has no parameter {key}")
+    path = folder / f"{name}.py"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def ground(page) -> float:
+    """How bright the page's lower left corner is, 0 to 255."""
+    from PIL import Image
+
+    size = page.viewport_size
+    shot = page.screenshot(clip={"x": 0, "y": size["height"] - 5, "width": 5, "height": 5})
+    with Image.open(io.BytesIO(shot)) as image:
+        return image.convert("L").resize((1, 1)).getpixel((0, 0))
 
 
 def settle(page, text: str, seconds: float = 120) -> None:

@@ -41,6 +41,7 @@ def mfu_curve(chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tu
         x="block: characters of a sequence",
         y="MFU, %",
         at=lengths,
+        ticks=lengths,
     )
 
 

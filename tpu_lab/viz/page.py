@@ -197,11 +197,13 @@ def curve(
     y: str = "",
     levels: Sequence[tuple[float, str]] = (),
     at: Sequence[float] | None = None,
+    ticks: Sequence[float] | None = None,
 ) -> Piece:
     """Values over steps as a line, or several with their names, under the sentence that says what they show.
 
     x, y: what the axes count. levels: (value, words), dashed lines to compare with. at: where on the x axis each value
-    stands; counted from 1 when left out. A value that is not finite is left out.
+    stands; counted from 1 when left out. ticks: the numbers written on the x axis; round ones when left out. A value that
+    is not finite is left out.
     """
     series = dict(values) if isinstance(values, Mapping) else {"": values}
     if not any(len(line) for line in series.values()):
@@ -212,7 +214,7 @@ def curve(
     }
     xs = [px for line in points.values() for px, _ in line] or [0.0]
     ys = [py for line in points.values() for _, py in line] + [float(level) for level, _ in levels]
-    x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(ys or [0.0]), max(ys or [1.0]))
+    x_ticks, y_ticks = list(ticks or _ticks(min(xs), max(xs))), _ticks(min(ys or [0.0]), max(ys or [1.0]))
     words = [str(words) for _, words in levels] + [name for name in points if name]
     width, height, left, top = 520, 300, 46, 30 if y else 10
     right = width - (14 + 6.4 * max(map(len, words)) if words else 14)
@@ -272,7 +274,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 def _short(tick: float, ticks: Sequence[float]) -> str:
     """A tick's number with as many decimals as the step between two needs."""
-    decimals = max(0, -math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9))
+    decimals = max(0, -math.floor(math.log10(ticks[1] - ticks[0]) + 1e-9)) if len(ticks) > 1 else 0
     return f"{tick:,.{decimals}f}".replace("-", "\u2212")
 
 
