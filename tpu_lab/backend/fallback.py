@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, host, recorder, signature, state, where
+from tpu_lab.backend import executor, host, overlap, recorder, signature, state, storage, where
 
 policy = os.environ.get("TPU_LAB_FALLBACK", "warn")  # "warn" | "error"
 _warned: set[str] = set()
@@ -80,6 +80,7 @@ def run(record, args, kwargs, reason: str):
             cargs, ckwargs = [to_cpu(a) for a in args], {k: to_cpu(v) for k, v in kwargs.items()}
             result = record.overload(*cargs, **ckwargs)
             given = dict(zip(record.names, args, strict=False)) | kwargs
+            _refuse_overlap(record, args, kwargs, given)
             for name in record.written:
                 for tensor in signature.tensors_in(given.get(name), []):
                     back = moved[id(tensor)]
@@ -102,6 +103,17 @@ def run(record, args, kwargs, reason: str):
                 fallback=reason == "unsupported",
             )  # fmt: skip
         return out
+
+
+def _refuse_overlap(record, args, kwargs, given) -> None:
+    """The CPU saw copies: two tensors on one storage were apart there."""
+    written = {id(t) for name in record.written for t in signature.tensors_in(given.get(name), [])}
+    tensors = [t for t in signature.tensors_in([*args, *kwargs.values()], []) if t.device.type == "tpu"]
+    cells = [storage.cell(t) for t in tensors]
+    if written and len(set(map(id, cells))) < len(cells):
+        windows = [storage.window_of(t, c.base) for t, c in zip(tensors, cells, strict=True)]
+        first = [next(i for i, c in enumerate(cells) if c is mine) for mine in cells]
+        overlap.check(record, windows, [i for i, t in enumerate(tensors) if id(t) in written], first)
 
 
 def _aval(tensor) -> str:

@@ -23,6 +23,8 @@ aten = torch.ops.aten
 @op(aten.convolution, kind="matmul")
 def convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
     """x: [batch, in, *spatial] or [in, *spatial]; w: [out, in / groups, *kernel], transposed [in, out / groups, *kernel]."""
+    if min(padding) < 0:
+        raise ValueError("negative padding is not supported")
     if x.ndim < w.ndim:
         return convolution(x[None], w, bias, stride, padding, dilation, transposed, output_padding, groups)[0]
     settings = _settings(w, stride, padding, dilation, transposed, output_padding, groups)
