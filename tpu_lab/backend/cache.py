@@ -41,15 +41,21 @@ class Program:
     extra: object = field(default=None, repr=False)  # what torch.compile must know to use the results
     avals: tuple = field(default=(), repr=False)  # shapes and dtypes it was made for
     quick: int = 0  # launches in a row that were done when their dispatch returned: see launches.py
+    needs: int = 0  # bytes of its results and temporary buffers
 
     def hlo(self) -> str:
         """The optimised HLO text. A scope "<index>:<op>" in an instruction's op_name is the index-th op of a launch."""
         return self.compiled.as_text()
 
-    def scratch(self) -> int | None:
-        """Bytes of temporary buffers while it runs, as the compiler planned them; None when it does not say."""
+    def scratch(self, results: bool = False) -> int | None:
+        """Bytes of temporary buffers while it runs, as the compiler planned them; None when it does not say.
+
+        results: with those of its results that no input makes room for.
+        """
         try:
-            return int(self.compiled.memory_analysis().temp_size_in_bytes)
+            plan = self.compiled.memory_analysis()
+            fresh = plan.output_size_in_bytes - plan.alias_size_in_bytes if results else 0
+            return int(plan.temp_size_in_bytes + fresh)
         except (AttributeError, NotImplementedError, RuntimeError):
             return None
 
@@ -115,6 +121,7 @@ class Cache:
             key, digest(key), jitted, view, flops, nbytes, (t1 - t0, t2 - t1, t3 - t2), tier, cause, why,
             f"{site.file}:{site.line}", self.clock, compiled, avals=jax.tree.map(_aval, args),
         )  # fmt: skip
+        program.needs = program.scratch(results=True) or 0
         self.earlier.add(view)
         if len(self.programs) > LIMIT:
             self._evict()

@@ -32,6 +32,7 @@ from tpu_lab.backend import (
     kernels,
     precision,
     rng,
+    room,
     state,
     storage,
     where,
@@ -97,6 +98,7 @@ class CompiledGraph:
                     raise
                 self._give_up(error)
                 return self._op_by_op(args)
+            room.check_program(program, where.site)
             recipe = program.extra
             checks = self._checks(recipe) if recipe.checks else None
             seed = _next_seed(recipe.used)

@@ -7,9 +7,10 @@ import dataclasses
 import time
 
 import jax
+import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, causes, interrupts, launches, live, owners, precision, state, where
+from tpu_lab.backend import bounds, causes, interrupts, launches, live, owners, precision, room, state, where
 from tpu_lab.backend.cache import Refused, cache
 from tpu_lab.backend.graph import Graph
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
@@ -66,7 +67,10 @@ def run(sig, cells, floats: tuple, ints: tuple) -> list:
         checks = () if sig.bounds is None else tuple(checks_of(sig))
         if trace.active is not None:
             launches.deferred(trace.active)
-        return graph.add(sig, [peek(c) for c in cells], floats, ints, checks)
+        values = [peek(c) for c in cells]
+        for i in sig.writes:
+            graph.writes(cells[i])
+        return graph.add(sig, values, floats, ints, checks)
     if graph.nodes:
         flush("debug" if mode is _DEBUG else "strict")
     return _launch(sig, [resolve(c) for c in cells], floats, ints, mode)
@@ -83,6 +87,8 @@ def _launch(sig, values, floats, ints, mode):
     else:
         cache.hits += 1
         cache.clock = program.used = cache.clock + 1
+    if program.needs > room.LARGE:
+        room.check_program(program, launches.site)
     if active is None and mode is _STRICT and sig.bounds is None:
         return sig.jit(values, floats, ints)
     before = _now() if active is not None else 0
@@ -125,8 +131,9 @@ def flush(reason: str | None) -> None:
     """Run the deferred graph as one program and put its live values in place.
 
     reason: a key of trace.REASONS; None takes what `waiting` says, or "item".
-    If the compile is interrupted or fails, nothing has run: the graph stays as it was, to be tried once more. When that
-    fails, too, it is dropped, and reading one of its results says so.
+    If the compile fails, nothing has run: the graph stays as it was, to be tried once more. When that fails, too, or it
+    needs more memory than there is, it is dropped: tensors that it would have written keep what they held before, and
+    reading one of its other results says that it is lost.
     """
     global graph
     with state.lock:
@@ -147,10 +154,15 @@ def flush(reason: str | None) -> None:
                 raise  # nothing is wrong with the graph
             except Exception:
                 if graph.failed:  # twice: it would stand in the way of every later op
-                    graph = Graph()
+                    _drop()
                 else:
                     graph.failed = True
                 raise
+        try:
+            room.check_program(program, where.site)
+        except torch.OutOfMemoryError:
+            _drop()
+            raise
         with interrupts.hold():
             done, graph = graph, Graph()
             at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
@@ -169,6 +181,13 @@ def flush(reason: str | None) -> None:
             site = where.site()
             launches.record(active, program, made, reason, "fused", site, times, counts, token, plan.leaves, arrays, at, taken)
             owners.settle(plan.alive)
+
+
+def _drop() -> None:
+    """Give the deferred graph up, and what it wrote in place with it."""
+    global graph
+    dropped, graph = graph, Graph()
+    dropped.undo()
 
 
 def _compile_graph(plan):

@@ -75,6 +75,7 @@ class Graph:
         self.flush_at = LOOP_CHECK  # ask `full` at this length
         self.period = 0
         self.failed = False  # its compile failed once
+        self.before: dict = {}  # id of a cell written in place -> (weak cell, weak array that it held)
 
     def full(self) -> str | None:
         """Why to flush now: "loop", "size limit", or None (then `flush_at` has moved on).
@@ -101,6 +102,17 @@ class Graph:
         inputs = tuple([v.index if v.__class__ is Pending else v for v in values])
         nodes.append(Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints, checks))
         return pending
+
+    def writes(self, cell) -> None:
+        """An op of this graph writes into a cell: remember what it held, without keeping that alive."""
+        if cell.value.__class__ is not Pending and cell.value is not None:
+            self.before[id(cell)] = weakref.ref(cell), weakref.ref(cell.value)
+
+    def undo(self) -> None:
+        """Give cells that this graph wrote into what they held before; that is gone where the graph did not read it."""
+        for cell, array in self.before.values():
+            if (found := cell()) is not None and (value := array()) is not None:
+                found.value = value
 
     def plan(self, options: tuple) -> Plan | None:
         """The key and arguments of running all that is recorded; None if no result is alive."""

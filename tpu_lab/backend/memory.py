@@ -63,11 +63,12 @@ def mem_get_info(device=None) -> tuple[int, int]:
     stats = jax.devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0), stats["bytes_limit"]
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = page * os.sysconf("SC_PHYS_PAGES")
-    try:
-        free = page * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError):  # macOS has no such count
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:  # Linux: what programs can get, so with the caches that would make way, and with free swap
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":") for line in file)
+        free = sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, KeyError, ValueError):
         free = total - memory_allocated()
     return free, total
 
