@@ -175,6 +175,22 @@ def test_each_wait_is_recorded(what, force):
     assert wait.file == __file__ and 'lambda x: ' in wait.code and wait.wait_ns >= 0
 
 
+def test_a_view_has_the_name_of_the_users_call():
+    x = torch.ones(4, 6, device="tpu", requires_grad=True)
+
+    def views():
+        return (x.t(), x.transpose(0, 1), x.permute(1, 0), x[0], x[:, 1:3], x.expand(2, 4, 6), x[None], x.squeeze(),
+                x.split(2), x.split([1, 3]), x.unbind(), x.diagonal(), x.unfold(0, 2, 2), x.as_strided((2,), (1,)))  # fmt: skip
+
+    got = [r.name.removeprefix("aten.") for r in record(views, 1).ops]
+    assert got == ["t.default", "transpose.int", "permute.default", "select.int", "slice.Tensor", "expand.default",
+                   "unsqueeze.default", "squeeze.default", *["split.Tensor"] * 2, *["split_with_sizes.default"] * 2,
+                   *["unbind.int"] * 4, "diagonal.default", "unfold.default", "as_strided.default"]  # fmt: skip
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        record(lambda: x.transpose(0, 5), 1)
+    assert [r.name for r in record(lambda: x.as_strided((2,), (1,)), 1).ops] == ["aten.as_strided.default"]
+
+
 def asks(x):
     if x.sum() > 1:  # bool
         pass

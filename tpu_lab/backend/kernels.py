@@ -34,8 +34,13 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 # PyTorch lets these take index tensors from the CPU.
 TAKES_CPU_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
-# Views that torch's meta kernels make: they share our storage and know strides; all other views are C++ over these.
-VIEWS = "view as_strided _reshape_alias view_as_real view_as_complex view.dtype unfold alias _conj".split()
+# Views that torch's meta kernels make: they share our storage and know strides.
+VIEWS = "view as_strided _reshape_alias view_as_real view_as_complex view.dtype alias _conj".split()
+# Views that C++ makes by `as_strided`: they only give it the name that a record shows.
+NAMED = (
+    "t transpose.int permute select.int slice.Tensor expand unsqueeze squeeze squeeze.dim squeeze.dims split.Tensor "
+    "split_with_sizes unbind.int diagonal unfold".split()
+)
 
 
 def door(overload):
@@ -47,6 +52,9 @@ def door(overload):
             return dispatch.call(record, args, kwargs)
         except NotOnDevice as error:
             args, kwargs = _moved(record, args, kwargs, error)
+            return dispatch.call(record, args, kwargs)
+        except OverflowError:
+            args, kwargs = refusals.within_int64(record, args, kwargs)
             return dispatch.call(record, args, kwargs)
 
     return refusals.refusing(record, kernel)
@@ -113,8 +121,25 @@ def _view_kernel(overload):
         out = redispatch(keys, *args)
         if trace.active is not None and state.thread.tracing is None:
             given, made = (args[0].shape, args[0].dtype), (out.shape, out.dtype)
-            recorder.write(name, given, made, (), "view", time.perf_counter_ns())
+            recorder.write(state.thread.view or name, given, made, (), "view", time.perf_counter_ns())
         return out
+
+    return kernel
+
+
+def _named_kernel(overload):
+    redispatch = overload._handle.redispatch_boxed
+    name = f"{overload._schema.name.replace('::', '.')}.{overload._overloadname}"
+
+    def kernel(*args):
+        thread = state.thread
+        if trace.active is None or thread.view is not None:  # a split is made of slices: it is a split
+            return redispatch(_META, *args)
+        thread.view = name
+        try:
+            return redispatch(_META, *args)
+        finally:
+            thread.view = None
 
     return kernel
 
@@ -293,6 +318,9 @@ def register() -> None:
     for name in VIEWS:
         overload = _overload(name)
         special[overload] = _view_kernel(overload)
+    for name in NAMED:
+        overload = _overload(name)
+        special[overload] = _named_kernel(overload)
     for name in host_bound.REASONS:
         overload = _overload(name)
         if overload not in special and not composite_implicit(overload):

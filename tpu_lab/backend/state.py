@@ -36,6 +36,7 @@ class _Thread(threading.local):
     def __init__(self):
         self.stack = []
         self.tracing = None  # a Tracing while a program is being traced on this thread
+        self.view = None  # the view op that is being made of others on this thread, by the name in the records
         known = threading._active.get(threading.get_ident())  # a thread that C++ made has none, or a dummy
         self.worker = known is None or isinstance(known, threading._DummyThread)
 
