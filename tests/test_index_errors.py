@@ -1,6 +1,7 @@
 """An index out of range never gives a guess: debug raises at the op, strict and fused where the host waits next."""
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -197,3 +198,46 @@ def test_empty_indices_and_one_hot_are_right():
     assert F.one_hot(dev([0, 2]), 3).cpu().tolist() == [[1, 0, 0], [0, 0, 1]]
     with pytest.raises(RuntimeError):
         F.one_hot(dev([0, 3]), 3).cpu()
+
+
+def test_one_error_names_all_that_was_wrong_and_none_is_forgotten():
+    a = torch.ones(3, device="tpu")[torch.tensor([7], device="tpu")]
+    b = torch.nn.functional.embedding(torch.tensor([9], device="tpu"), torch.ones(3, 2, device="tpu"))
+    with pytest.raises(IndexError, match=r"index 7 is out of bounds(.|\n)*also: index out of range in self: 9"):
+        torch.tpu.synchronize()
+    many = [torch.ones(3, device="tpu")[torch.tensor([10 + i], device="tpu")] for i in range(6)]
+    with pytest.raises(IndexError, match=r"index 10 (.|\n)*index 13 (.|\n)*and 2 more"):
+        torch.tpu.synchronize()
+    del a, b, many
+    torch.tpu.synchronize()
+
+
+def test_the_smallest_integer_is_out_of_range_too():
+    lowest = torch.tensor([-(1 << 63)], device="tpu")  # what a float NaN becomes on many CPUs
+    torch.ones(3, device="tpu")[lowest]
+    with pytest.raises(IndexError, match="is out of bounds for dimension 0 with size 3"):
+        torch.tpu.synchronize()
+
+
+def test_a_threads_index_is_told_who_waits_first_and_the_thread_itself():
+    launched, told, answers = threading.Event(), threading.Event(), []
+
+    def wrong():
+        result = torch.ones(3, device="tpu")[torch.tensor([7], device="tpu")]
+        launched.set()
+        told.wait(60)
+        try:
+            answers.append(result.tolist())
+        except IndexError as error:
+            answers.append(str(error))
+
+    thread = threading.Thread(target=wrong)
+    thread.start()
+    assert launched.wait(60)
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):  # it might be about to read the thread's result
+        torch.tpu.synchronize()
+    torch.tpu.synchronize()  # once is enough
+    told.set()
+    thread.join()
+    assert "index 7 is out of bounds" in answers[0]
+    torch.tpu.synchronize()

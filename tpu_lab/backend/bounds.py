@@ -4,11 +4,14 @@ A lowering that takes indices says in `bounds` which of its arguments must lie w
 gives one more small output, for each such argument the index that is furthest out, or FINE. It costs no launch: a
 fused or compiled program gives it in place of its `done` scalar. And no wait: the outputs are kept here with the lines
 of their ops, and read where the host waits anyway (item, a copy to the CPU, synchronize), as far as they are ready.
+All that is found wrong at once is one error. Another thread's index is told whoever waits first, as it may be about to
+read the result, and its own thread once more.
 Other values that PyTorch refuses, a zero that integers are divided by, go the same way and are RuntimeErrors (`never`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -18,6 +21,7 @@ import numpy as np
 
 FINE = -(1 << 63)
 LIMIT = 256  # outputs kept unread
+SAID = 4  # wrong indices that one error names
 
 
 class OutOfRange(IndexError, RuntimeError):
@@ -53,7 +57,22 @@ class Check(NamedTuple):
     site: tuple  # where.Site
 
 
-_unread: deque = deque()  # (output, [Check]): oldest first
+class Unread:
+    """A launch's output that nobody has looked at, or only another thread than the one that launched it."""
+
+    __slots__ = ("checks", "output", "thread", "told")
+
+    def __init__(self, output, checks: list[Check]):
+        self.output, self.checks = output, checks
+        self.thread, self.told = threading.get_ident(), False
+
+    def ours(self) -> bool:
+        """Does this thread answer for it: it launched it, or whoever did is no Python thread (autograd's), or has ended?"""
+        found = threading._active.get(self.thread)
+        return self.thread == threading.get_ident() or found is None or isinstance(found, threading._DummyThread)
+
+
+_unread: deque[Unread] = deque()  # oldest first
 
 
 def real(bounds) -> list[Bound]:
@@ -66,7 +85,7 @@ def worst(bound: Bound):
     index = bound.index.astype(jnp.int64)
     if bound.ignore is not None:
         index = jnp.where(index == bound.ignore, 0, index)
-    low, high = index.min(), index.max()
+    low, high = jnp.maximum(index.min(), FINE + 1), index.max()  # what is FINE itself is out by as much
     lowest = -bound.size if bound.negative else 0
     return jnp.where(high >= bound.size, high, jnp.where(low < lowest, low, FINE))
 
@@ -75,40 +94,47 @@ def watch(output, checks: list[Check]) -> None:
     """Keep a launch's output (int64, one element a check) until the host waits."""
     if not isinstance(output, jax.Array):
         return  # a rehearsal: shapes without values
-    _unread.append((output, checks))
+    _unread.append(Unread(output, checks))
     if len(_unread) > LIMIT:
         _forget_fine()
         if len(_unread) > LIMIT:  # LIMIT launches in flight: the oldest has finished but for a moment
-            jax.block_until_ready(_unread[0][0])
+            jax.block_until_ready(_unread[0].output)
             _forget_fine()
 
 
 def _forget_fine() -> None:
     """Drop what is ready and right; what is wrong stays for the next wait."""
-    kept = [(o, c) for o, c in _unread if not o.is_ready() or (np.asarray(o) != FINE).any()]
+    kept = [u for u in _unread if not u.output.is_ready() or (np.asarray(u.output) != FINE).any()]
     _unread.clear()
     _unread.extend(kept[: 2 * LIMIT])
 
 
 def look(wait: bool = False) -> None:
-    """The host has waited: raise OutOfRange (RuntimeError for `never`) for the first wrong index among the launches that are ready.
+    """The host has waited: raise OutOfRange (RuntimeError for `never`) for what is wrong in the launches that are ready.
 
     wait: the device has finished everything.
     """
     if not _unread:
         return
-    later = deque()
+    later, wrong = [], []
     while _unread:
-        output, checks = _unread.popleft()
-        if not wait and not output.is_ready():
-            later.append((output, checks))
+        unread = _unread.popleft()
+        if not wait and not unread.output.is_ready():
+            later.append(unread)
             continue
-        values = np.asarray(output).reshape(-1)
-        for value, check in zip(values.tolist(), checks, strict=True):
-            if value != FINE:
-                _unread.clear()
-                raise (OutOfRange if "{}" in check.text else RuntimeError)(_sentence(value, check))
+        values = np.asarray(unread.output).reshape(-1).tolist()
+        found = [(v, c) for v, c in zip(values, unread.checks, strict=True) if v != FINE]
+        ours = unread.ours()
+        if found and not ours:
+            later.append(unread)
+        if ours or not unread.told:
+            wrong.extend(found)
+        unread.told = True
     _unread.extend(later)
+    if wrong:
+        kind = OutOfRange if "{}" in wrong[0][1].text else RuntimeError
+        more = [_sentence(*w) for w in wrong[1:SAID]] + ([f"and {len(wrong) - SAID} more"] if len(wrong) > SAID else [])
+        raise kind("\nalso: ".join([_sentence(*wrong[0]), *more]))
 
 
 def _sentence(value: int, check: Check) -> str:
