@@ -8,6 +8,7 @@ the log, when somebody reads the records: mostly once, after the profile has end
 from __future__ import annotations
 
 import collections
+import gc
 import threading
 import time
 
@@ -16,7 +17,7 @@ from tpu_lab.backend import dtypes, memory, where
 
 BATCH = 4096  # notes that a full trace lets come together
 _lock = threading.RLock()
-_now = time.perf_counter_ns
+_now = time.thread_time_ns  # what others do meanwhile is not ours
 _Op, _Launch, _Held = trace.OpRecord, trace.LaunchRecord, trace.HeldRecord
 
 
@@ -38,35 +39,45 @@ class Writer:
         self._ready = 0  # when the newest finished launch was ready
         self._last: tuple | None = None  # (record, note) of the newest op: its call may not have returned
         self._step = 0  # optimizer steps finished
+        self._sizes: dict = {}  # signature -> see _results
         self._sites: dict = {}  # (id of a code object, position) -> (its site, the code object)
 
     def catch_up(self) -> None:
         """Make records of all notes that there are."""
-        log = self.trace.log
-        if not log and not self._late:
+        if not self.trace.log and not self._late:
             return
         with _lock:
             start = _now()
-            if self._last is not None and self._last[1][11]:
-                record, note = self._last
-                record.host_ns, self._last = note[11] - note[1], None
-            notes = log[:]
-            del log[: len(notes)]
-            for note in notes:
-                kind = note.__class__
-                if kind is list:
-                    if note[0].__class__ is not int:
-                        self._op(note)
-                    elif note[1].__class__ is list:
-                        self._op_launch(*note, note)
-                    else:
-                        self._launch(*note, note)
-                elif kind is tuple:
-                    self._told(*note)
+            collecting = gc.isenabled()
+            gc.disable()  # it would look at all that is made here again and again, and none of it is garbage
+            try:
+                self._write()
+            finally:
+                if collecting:
+                    gc.enable()
+                self.trace.writing_ns += _now() - start
+
+    def _write(self) -> None:
+        log = self.trace.log
+        if self._last is not None and self._last[1][11]:
+            record, note = self._last
+            record.host_ns, self._last = note[11] - note[1], None
+        notes = log[:]
+        del log[: len(notes)]
+        for note in notes:
+            kind = note.__class__
+            if kind is list:
+                if note[0].__class__ is not int:
+                    self._op(note)
+                elif note[1].__class__ is list:
+                    self._op_launch(*note, note)
                 else:
-                    self._gone(note)
-            self._clock()
-            self.trace.writing_ns += _now() - start
+                    self._launch(*note, note)
+            elif kind is tuple:
+                self._told(*note)
+            else:
+                self._gone(note)
+        self._clock()
 
     def bound(self, *others) -> None:
         """A full trace: keep its notes few, and forget what the records would need."""
@@ -88,9 +99,10 @@ class Writer:
         else:
             name, inputs, outputs, static, kind = what.name, what.inputs, what.out_text, what.static, what.record.kind
             fallback, flops, size = False, what.flops, what.nbytes
+        noted = noted or entered
         record = _Op(
             index, name, inputs, outputs, static, kind, module, file, line, code, phase, forward, launch, flops, size, start,
-            (noted or entered) - entered, fallback, (returned or noted or entered) - start, again,
+            noted - entered, fallback, (returned or noted) - start, again,
         )  # fmt: skip
         active._ops.append(record)
         if not returned:
@@ -106,13 +118,18 @@ class Writer:
         return found[0]
 
     def _op_launch(self, _, op, program, made, mode, start, before, after, noted, index, born, note) -> None:
-        what = op[0]  # results have the sizes that its signature says
-        sizes = [f.base.nbytes for f in what.fresh] + [what.windows[i].base.nbytes for i in what.writes]
-        point = len(self.trace._live)
+        sizes, counts = self._sizes.get(op[0]) or self._results(op[0])
+        point, own = len(self.trace._live), op[9]
         for ref, size in zip(born if born.__class__ is list else (born,), sizes):
-            self._came(ref, size, point, op[9], "")
-        counts = len(what.windows), len(sizes), 0
-        self._launched(index, (op[9],), op[9], mode, self._site(op[4]), mode, program, made, start, before, after, noted, counts, note)
+            self._alive[id(ref)] = ref, _Held(own, point, None, size, "", "")
+            self._total += size
+        self._launched(index, (own,), own, mode, self._site(op[4]), mode, program, made, start, before, after, noted, counts, note)
+
+    def _results(self, sig) -> tuple:
+        """(bytes of each result of an op, (inputs, results, none donated)), as its signature says."""
+        sizes = [f.base.nbytes for f in sig.fresh] + [sig.windows[i].base.nbytes for i in sig.writes]
+        found = self._sizes[sig] = sizes, (len(sig.windows), len(sizes), 0)
+        return found
 
     def _launch(self, _, program, made, mode, start, before, after, noted, index, born, reason, site, ops, newest, at, came, taken,
                 counts, note) -> None:  # fmt: skip
@@ -129,28 +146,29 @@ class Writer:
         self._launched(index, tuple(ops), newest, reason, site, mode, program, made, start, before, after, noted, counts, note)
 
     def _launched(self, index, ops, newest, reason, site, mode, program, made, start, before, after, noted, counts, note) -> None:
-        active = self.trace
-        if len(active._live) < active.limit:
-            active._live.append((newest, self._total))
+        active, total, limit = self.trace, self._total, self.trace.limit
+        if len(active._live) < limit:
+            active._live.append((newest, total))
         else:
             active._dropped += 1
-        if self._total > memory.peak:
-            memory.peak = self._total
+        if total > memory.peak:
+            memory.peak = total
         active._programs[program.digest] = program  # hlo(), stablehlo(), lower(platform): what ran, as text
-        if ops and active._ops and active._ops[-1].index == ops[-1]:
-            active._ops[-1].record_ns += max(noted - after, 0)
-        if len(active._launches) >= active.limit:
+        if ops and active._ops and active._ops[-1].index == ops[-1] and noted > after:
+            active._ops[-1].record_ns += noted - after
+        if len(active._launches) >= limit:
             active._dropped += 1
             return
         steps = active.steps
         while self._step < len(steps) and steps[self._step] <= start:
             self._step += 1
-        compile_ns, cache = 0, "hit"
+        compile_ns, cache, lookup = 0, "hit", before - start
         if made is not None:
             compile_ns, cache = round(sum(made.seconds) * 1e9), "disk" if made.tier == "disk" else "miss"
+            lookup = max(lookup - compile_ns, 0)
         record = _Launch(
-            index, ops, cache, reason, *site, mode, program.digest, start, max(before - start - compile_ns, 0), compile_ns,
-            after - before, 0, program.flops, program.nbytes, *counts, self._step,
+            index, ops, cache, reason, *site, mode, program.digest, start, lookup, compile_ns, after - before, 0, program.flops,
+            program.nbytes, *counts, self._step,
         )  # fmt: skip
         active._launches.append(record)
         self._late.append((record, note, before))
@@ -161,8 +179,8 @@ class Writer:
         while late and (ready := late[0][1][0]):
             record, _, before = late.popleft()
             if ready > 0:
-                record.device_ns, record.ready_ns = max(ready - max(before, self._ready), 0), ready
-                self._ready = ready
+                device = ready - (before if before > self._ready else self._ready)
+                record.device_ns, record.ready_ns, self._ready = device if device > 0 else 0, ready, ready
 
     # --- the lives of arrays ---------------------------------------------------------------------------------------
 
