@@ -20,7 +20,7 @@ Tensor, Parameter = torch.Tensor, torch.nn.Parameter
 OF_SHAPES = (TypeError, ValueError, ZeroDivisionError, AssertionError)  # what jax says of shapes that no meta kernel refused
 LIMIT = 20_000  # signatures kept
 _FLOAT, _INT = "a runtime float", "a runtime int"  # what stands in the key for a value that is not part of it
-_float32 = torch.float32
+_float32, _WRAP = torch.float32, 1 << 63
 
 
 class Record:
@@ -29,6 +29,7 @@ class Record:
     def __init__(self, overload):
         self.overload, self.schema = overload, overload._schema
         self.name = f"{overload._schema.name.replace('::', '.')}.{overload._overloadname}"
+        self.base = overload._schema.name.removeprefix("aten::")
         self.functional = registry.functional(overload)
         direct = registry.find(overload)
         twin = registry.find(self.functional) if self.functional is not None else None
@@ -101,6 +102,8 @@ def collect(args, kinds, key: list, cells: list, floats: list, ints: list) -> No
             else:
                 key.append((c, a) if a == a else "nan")
         elif kind == 2 and c is int:
+            if not -_WRAP <= a < _WRAP:
+                raise OverflowError(f"{a} does not fit int64")  # the door knows what to do
             ints.append(a)
             key.append(_INT)
         elif c is bool:  # True == 1 == 1.0 in a key: say which
@@ -254,6 +257,10 @@ def _build(record, args, kwargs, cells, key, alias, n_floats, n_ints):
         wrong = native.error(record, args, kwargs)
         if wrong is not None and native.ABOUT_OUT.search(str(wrong)):
             raise wrong
+    elif record.base in native.ASKED:
+        wrong = native.error(record, args, kwargs)
+        if wrong is not None and not native.ABOUT_VALUES.search(str(wrong)):
+            raise wrong
     elif _doubtful(record, tensors, args, kwargs):
         wrong = native.error(record, args, kwargs)
         if wrong is not None and native.ABOUT_KIND.search(str(wrong)):
@@ -273,12 +280,21 @@ def _doubtful(record, tensors, args, kwargs) -> bool:
         return False
     if not record.lowering.promote and len({t.dtype for t in tensors}) > 1:
         return True
+    if any(t.is_complex() for t in tensors) or any(map(_large, args, record.kinds)) or any(
+        _large(v, record.kwkinds.get(n)) for n, v in kwargs.items()
+    ):
+        return True
     index = record.names.get("index")
     if index is not None and index < len(args) and isinstance(args[index], torch.Tensor) and args[index].is_floating_point():
         return True
     at = record.names.get("dim")
     dim = kwargs.get("dim") if at is None or at >= len(args) else args[at]
     return type(dim) is int and bool(tensors) and not -max(tensors[0].dim(), 1) <= dim < max(tensors[0].dim(), 1)
+
+
+def _large(number, kind) -> bool:
+    """An integer that is a constant of the program and that int8 cannot hold."""
+    return kind == 1 and type(number) is int and not -129 < number < 128
 
 
 def _resized(record, sig, args, kwargs):

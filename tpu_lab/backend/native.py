@@ -12,10 +12,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 LIMIT = 1 << 20  # elements of all arguments together; above it the meta kernel's words have to do
-ABOUT_OUT = re.compile("shape|dtype|cast|memory location")  # not: that a matrix of zeros is singular
+ABOUT_OUT = re.compile("shape|dtype|scalar type|cast|memory location")  # not: that a matrix of zeros is singular
 
-ABOUT_KIND = re.compile("(?i)expected.*(type|dimension|range|index)|same (d?type|dtype)|must have|must be of|only supports|out of range")
-ABOUT_VALUES = re.compile("singular|MKL")  # of zeros that stand in; of MKL itself
+ABOUT_KIND = re.compile("(?i)expected.*(type|dimension|range|index)|same (d?type|dtype)|must have|must be of|only supports|out of range|complex|without overflow")
+ABOUT_VALUES = re.compile("singular|MKL|distribution")  # of zeros that stand in; of MKL itself
+# No meta kernel checks their arguments as the CPU does: it is asked for each signature.
+ASKED = frozenset("uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_".split())
 
 
 def about_nothing(record, args, kwargs) -> Exception | None:

@@ -19,7 +19,7 @@ PARTIAL = (
 # These refuse an input that is the written tensor itself, too.
 APART = frozenset(
     """index_add_ index_copy_ index_fill_ index_put_ scatter_ scatter_add_ scatter_reduce_ masked_scatter_ put_
-    gather index_select cat take masked_select""".split()
+    gather index_select cat take masked_select kthvalue""".split()
 )
 # A broadcast target is only deprecated here: `Window.write` keeps what the op changed.
 ALLOWED = frozenset("zero_ fill_ masked_fill_ index_fill_ index_put_ _index_put_impl_".split())
