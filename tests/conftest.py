@@ -38,3 +38,22 @@ ROOT = Path(__file__).resolve().parent.parent
 def root() -> Path:
     """The source tree."""
     return ROOT
+
+
+# --- which test exercises which op: see op_record.py -------------------------------------------------------------------
+
+if os.environ.get("TPU_LAB_OPS"):
+    import op_record
+
+    def pytest_collection_finish(session):
+        op_record.watch_device()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(item, call):
+        report = (yield).get_result()
+        if report.when == "call":
+            test = item.nodeid.split("[")[0].removeprefix("tests/")
+            op_record.passed(test) if report.passed else op_record.pending.clear()
+
+    def pytest_sessionfinish(session):
+        op_record.write()

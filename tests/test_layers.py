@@ -40,6 +40,7 @@ TOP = {
     "wheelhouse",
     "coverage",
     "coverage_command",
+    "coverage_facts",
     "pasted",
     "numerics",
     "guards",

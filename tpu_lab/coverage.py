@@ -14,6 +14,7 @@ import importlib.resources
 
 import torch
 
+from tpu_lab import coverage_facts
 from tpu_lab import trace as _trace
 from tpu_lab.viz import coverage as view
 
@@ -119,13 +120,15 @@ def torch_tpu(name: str) -> str:
 
 
 def how(name: str) -> str:
-    """ "lowered", "view", "built in" (memory and copies), "decomposed", "composite" (above the device), "CPU", "unknown"."""
+    """ "lowered", "view", "built in" (memory and copies), "decomposed", "composite" (above the device), "CPU", "outside", "unknown"."""
     from tpu_lab.backend import dispatch, host_bound, kernels
 
     overload = _overload(name)
     if overload is None:
         return "unknown"
     short = name.removeprefix("aten.").removesuffix(".default")
+    if short.split(".")[0] in coverage_facts.OUTSIDE:
+        return "outside"
     if short in kernels.VIEWS:
         return "view"
     if short in host_bound.REASONS:
@@ -172,9 +175,11 @@ def _overloads(name: str) -> list[str]:
 
 
 def _need(name: str, calls=0, phases=(), modules=(), site=("", 0, ""), fallback=False) -> view.Need:
+    done = "CPU" if fallback else how(name)
     return view.Need(
-        name, "CPU" if fallback else how(name), torch_tpu(name), calls, tuple(phases), tuple(modules), *site
-    )
+        name, done, torch_tpu(name), calls, tuple(phases), tuple(modules), *site,
+        coverage_facts.why(name), coverage_facts.gradient(name, done), coverage_facts.dtypes(name), coverage_facts.test(name),
+    )  # fmt: skip
 
 
 # --- what the model needs ----------------------------------------------------------------------------------------------

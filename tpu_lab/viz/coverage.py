@@ -17,9 +17,11 @@ HOW = {
     "composite": "PyTorch\u2019s own, of other ops",
     "view": "a view, free",
     "built in": "memory and copies",
-    "CPU": "on the CPU",
+    "CPU": "on the CPU, by its nature",
+    "outside": "no dense kernel to follow",
     "unknown": "not in this PyTorch",
 }
+AWAY = ("CPU", "outside", "unknown")
 WAY = {"forward": "\u2192 fwd", "backward": "\u2190 bwd", "optimizer": "optimizer"}
 
 
@@ -36,6 +38,10 @@ class Need:
     file: str
     line: int
     code: str
+    why: str = ""  # the reason for "CPU" and "outside"
+    gradient: str = ""  # "formula" | "parts" | ""
+    dtypes: str = ""  # "bf16 f32": those with which the tests call it
+    test: str = ""
 
     @property
     def short(self) -> str:
@@ -57,7 +63,8 @@ class Covered:
 
 
 def rows(needs):
-    """One row an op, in the order of first use: op, tpu_lab, torch_tpu, calls, phase, module, file, line, code."""
+    """One row an op, in the order of first use: op, tpu_lab, torch_tpu, calls, phase, module, file, line, code, and what
+    is known of it: why it is on the CPU, dtypes and test of the clone's tests, gradient."""
     import pandas as pd
 
     return pd.DataFrame(
@@ -71,6 +78,10 @@ def rows(needs):
             "file": [short_file(n.file) for n in needs],
             "line": [n.line for n in needs],
             "code": [n.code for n in needs],
+            "why": [n.why for n in needs],
+            "dtypes": [n.dtypes for n in needs],
+            "gradient": [n.gradient for n in needs],
+            "test": [n.test for n in needs],
         }
     )
 
@@ -129,7 +140,7 @@ def draw(c: Covered) -> View:
             (found["missing"], "missing"),
         ]
         meta.append(("TorchTPU 0.2.0: " + ", ".join(f"{number.count(n)} {w}" for n, w in words if n), False))
-    ranked = sorted(c.needs, key=lambda n: (n.torch_tpu != "missing", n.how not in ("CPU", "unknown")))
+    ranked = sorted(c.needs, key=lambda n: (n.torch_tpu != "missing", n.how not in AWAY))
     lines = tuple(_line(n) for n in ranked)
     fold = f"{number.plural(len(lines) - SHOWN, 'other')}, which TorchTPU has" if len(lines) > SHOWN else ""
     if any(n.torch_tpu == "missing" for n in ranked[SHOWN:]):
@@ -149,14 +160,14 @@ def draw(c: Covered) -> View:
 
 def draw_lists(registered, missing) -> View:
     """The view of TorchTPU's two lists: what it registers, and what the CPU has and it lacks."""
-    have = [sum(n.how not in ("CPU", "unknown") for n in list_) for list_ in (registered, missing)]
+    have = [sum(n.how not in AWAY for n in list_) for list_ in (registered, missing)]
     text = (
         f"Without a CPU fallback: {number.count(have[0])} of the {number.count(len(registered))} ops TorchTPU has, "
         f"{number.count(have[1])} of {number.count(len(missing))} it lacks"
     )
     counts = [Counter(n.how for n in list_) for list_ in (registered, missing)]
     totals = tuple((HOW[h], *(number.count(c[h]) for c in counts)) for h in HOW if counts[0][h] or counts[1][h])
-    rest = [n for n in (*registered, *missing) if n.how in ("CPU", "unknown")]
+    rest = [n for n in (*registered, *missing) if n.how in AWAY]
     lines = tuple(_line(n) for n in rest)
     model = Model(
         text, (("aten overloads of TorchTPU 0.2.0", False), ("which dtypes and gradients: the tests", False)), (), lines[:200],
