@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import tpu_lab  # noqa: F401  registers the device
 from tpu_lab import trace
@@ -173,6 +174,32 @@ def test_each_wait_is_recorded(what, force):
     assert what in [w.what for w in active.waits]
     wait = next(w for w in active.waits if w.what == what)
     assert wait.file == __file__ and 'lambda x: ' in wait.code and wait.wait_ns >= 0
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2  # twice
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_backward_ops_of_a_checkpoint_and_of_an_own_function_name_their_forward_op(reentrant):
+    net, x = Net().to("tpu"), torch.ones(2, 4, device="tpu", requires_grad=True)
+    run = lambda: Twice.apply(checkpoint(net, x, use_reentrant=reentrant)).sum().backward()  # noqa: E731
+    run()  # then every parameter has a gradient to add to
+    ops = record(run, 1).ops
+    backward = [r for r in ops if r.phase == "backward" and not r.recomputed and r.name != "aten.add_.Tensor"]  # sums of two gradients
+    assert len(backward) > 15 and all(r.forward is not None for r in backward)
+    for r in backward:
+        forward = ops[r.forward]
+        assert (forward.phase == "forward" or forward.recomputed) and (forward.file, forward.line) == (r.file, r.line)
+    doubled = next(r for r in backward if r.name == "aten.mul.Tensor" and "twice" in r.code)
+    assert ops[doubled.forward].name == "aten.mul.Tensor"
+    assert {r.code for r in ops if r.recomputed} >= {"h = self.first(x)  # the first layer"}
 
 
 def test_a_view_has_the_name_of_the_users_call():

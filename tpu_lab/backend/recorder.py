@@ -47,6 +47,8 @@ def begin(what, start: int, launched: bool = True) -> list | None:
     if _node() is not None:
         phase = "backward"
         forward, spot, module, again = _backward(active)
+        if again:  # a reentrant checkpoint: the backward pass of these comes next
+            _forward.setdefault(_sequence() - 1, (index, spot, module))
     elif optimizer is not None:
         phase, module = "optimizer", optimizer
         spot = _spot() if active.lines else None
@@ -55,8 +57,8 @@ def begin(what, start: int, launched: bool = True) -> list | None:
         stack = _modules.stack
         module = stack[-1] if stack else ""
         spot = _spot() if active.lines else None
-        if _grad():
-            _forward.setdefault(_sequence() - 1, (index, spot, module))
+        # also without grad: the first op inside a user's autograd.Function stands for all of it
+        _forward.setdefault(_sequence() - 1, (index, spot, module))
     note = [what, start, entered, 0, spot, module, phase, forward, again, index, None, 0]
     if launched:
         launches.op = note
