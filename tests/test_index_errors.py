@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.while_loop import while_loop
 
 import tpu_lab
 from tpu_lab.backend import bounds
@@ -151,12 +152,32 @@ def test_compiled_graphs_name_the_line_in_the_graph():
     assert w.grad.sum().item() == 6
 
 
-def test_inside_a_branch_of_a_compiled_graph_it_still_runs():
+def test_inside_a_branch_of_a_compiled_graph():
     @torch.compile(backend="tpu")
-    def f(x, i):
-        return torch.cond(x.sum() > 0, lambda x, i: x[i].sum(), lambda x, i: x.sum(), (x, i))
+    def f(x, i, sign):
+        return torch.cond(sign > 0, lambda x, i: x[i].sum(), lambda x, i: x[i - 4].sum(), (x, i))  # branches
 
-    assert f(table(), dev([1])).item() == 12
+    assert f(table(), dev([1]), dev(1)).item() == 12
+    assert f(table(), dev([4]), dev(-1)).item() == 3  # right in the branch that runs
+    with pytest.raises(IndexError, match=r"(?s)index 4 is out of bounds for dimension 0.*aten.index.Tensor at .*# branches"):
+        f(table(), dev([4]), dev(1)).item()
+    with pytest.raises(IndexError, match="index 5 is out of bounds"):
+        f(table(), dev([9]), dev(-1)).item()
+
+
+def test_inside_a_loop_of_a_compiled_graph():
+    x = table()
+
+    @torch.compile(backend="tpu")
+    def f(n, start):
+        def body(k, total):
+            return k + 1, total + x[k.reshape(1)].sum()
+
+        return while_loop(lambda k, total: k < n, body, (start, torch.zeros((), device="tpu")))[1]
+
+    assert f(dev(4), dev(0)).item() == 66
+    with pytest.raises(IndexError, match="index 4 is out of bounds for dimension 0 with size 4"):  # the first of 4, 5, 6
+        f(dev(7), dev(0)).item()
 
 
 def test_backward_of_an_indexed_table_is_as_always(mode):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import torch
 from jax import lax
 
-from tpu_lab.backend import decomp, fxgraph, state
+from tpu_lab.backend import bounds, decomp, fxgraph, state
 
 Tensor = torch.Tensor
 
@@ -15,16 +17,22 @@ def cond(pred, true_module, false_module, operands):
     if not isinstance(pred, Tensor):
         return tuple(fxgraph.execute(true_module if pred else false_module, list(operands)))
     others: list = []
+    inputs = _arrays(operands)
+    checks = [_checks_in(module, lambda arrays: _wrapped(operands, arrays), inputs) for module in (true_module, false_module)]
 
-    def branch(module):
+    def branch(module, before, after):
         def run(arrays):
-            outputs = _execute(module, _wrapped(operands, arrays))
+            outputs, wrong = _execute(module, _wrapped(operands, arrays))
             others[:] = [None if isinstance(o, Tensor) else (o,) for o in outputs]
-            return [decomp.unwrap(o) for o in outputs if isinstance(o, Tensor)]
+            return [decomp.unwrap(o) for o in outputs if isinstance(o, Tensor)], jnp.concatenate(
+                [_fine(before), *wrong, _fine(after)]  # the other branch's indices are in range: nobody used them
+            )
 
         return run
 
-    out = lax.cond(decomp.unwrap(pred).reshape(()) != 0, branch(true_module), branch(false_module), _arrays(operands))
+    yes, no = branch(true_module, [], checks[1]), branch(false_module, checks[0], [])
+    out, wrong = lax.cond(decomp.unwrap(pred).reshape(()) != 0, yes, no, inputs)
+    _tell([*checks[0], *checks[1]], wrong)
     arrays = iter(out)
     return tuple(decomp.wrap(next(arrays)) if other is None else other[0] for other in others)
 
@@ -37,28 +45,70 @@ def while_loop(cond_module, body_module, carried, additional, **_):
         )
     drawn = state.thread.tracing.used
 
+    def given(arrays):
+        return [*_wrapped(carried, arrays), *additional]
+
     def run(module, arrays):
-        outputs = _execute(module, [*_wrapped(carried, arrays), *additional])
+        outputs, wrong = _execute(module, given(arrays))
         if state.thread.tracing.used != drawn:
             raise NotImplementedError(
                 "random numbers inside torch.while_loop on 'tpu' would repeat in each turn: draw them before the loop"
             )
-        return [decomp.unwrap(o) for o in outputs]
+        return [decomp.unwrap(o) for o in outputs], wrong
 
-    out = lax.while_loop(
-        lambda arrays: run(cond_module, arrays)[0].reshape(()) != 0, lambda arrays: run(body_module, arrays), _arrays(carried)
+    def turn(loop):
+        arrays, found = loop
+        arrays, wrong = run(body_module, arrays)
+        return arrays, jnp.where(found == bounds.FINE, jnp.concatenate([_fine([]), *wrong]), found)  # the first wrong one
+
+    inputs = _arrays(carried)
+    checks = _checks_in(body_module, given, inputs)
+    out, found = lax.while_loop(
+        lambda loop: run(cond_module, loop[0])[0][0].reshape(()) != 0, turn, (inputs, _fine(checks))
     )
+    _tell(checks, found)
     return tuple(decomp.wrap(a, t.dtype) for a, t in zip(out, carried, strict=True))
 
 
-def _execute(module, inputs) -> list:
-    """A branch or a body. The checks of its indices stay inside: their values do not exist outside."""
+def _execute(module, inputs) -> tuple[list, list]:
+    """(results, the checks of its indices) of a branch or a body. The checks' values do not exist outside: it gives them."""
     context = state.thread.tracing
     node, outer, context.checks = context.node, context.checks, []
     try:
-        return fxgraph.execute(module, inputs)
+        return fxgraph.execute(module, inputs), [wrong for _, _, wrong in context.checks]
     finally:
         context.node, context.checks = node, outer
+
+
+def _checks_in(module, wrapped, arrays) -> list:
+    """The signatures of the ops with indices in a branch or a body, in order. It is traced for that, and once more later."""
+    context, found = state.thread.tracing, []
+    node, outer, used, context.checks = context.node, context.checks, context.used, []
+
+    def run(arrays):
+        fxgraph.execute(module, wrapped(arrays))
+        found.extend(sig for _, sig, _ in context.checks)
+        return ()
+
+    try:
+        jax.eval_shape(run, arrays)
+    finally:
+        context.node, context.checks, context.used = node, outer, used
+    return found
+
+
+def _fine(checks):
+    """What `bounds.worst` gives of right indices, for each check."""
+    return jnp.full(sum(len(sig.bounds.texts) for sig in checks), bounds.FINE, jnp.int64)
+
+
+def _tell(checks, wrong) -> None:
+    """The checks from inside are checks of the node that holds the branches; their line is its line."""
+    at = 0
+    for sig in checks:
+        n = len(sig.bounds.texts)
+        state.thread.tracing.checks.append((state.thread.tracing.node, sig, wrong[at : at + n]))
+        at += n
 
 
 def _arrays(values) -> list:
