@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 OPEN_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(filter-out 0,$(HEADLESS)),--headless)
 
-.PHONY: help lab test lint types doctor screenshots clean
+.PHONY: help lab test lint types doctor screenshots twins clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -26,6 +26,7 @@ help:
 	@echo "make test         install what the tests need and run them all"
 	@echo "make doctor       what is installed, which device is used, what is wrong and the way out"
 	@echo "make screenshots  renew the pictures of the README and of the gallery (needs Chromium)"
+	@echo "make twins        renew the Jupyter twins that are not up to date, and the tutorials' recorded results"
 	@echo "make clean        remove $(VENV) and caches"
 	@echo "On Linux, TORCH_INDEX=https://download.pytorch.org/whl/cpu avoids PyTorch's several GB of CUDA libraries."
 
@@ -47,6 +48,10 @@ doctor: $(VENV)/.lab-installed
 
 screenshots: $(VENV)/.test-installed
 	$(BIN)/python tests/browser/screenshots.py
+
+twins: $(VENV)/.test-installed
+	$(BIN)/tpu-lab twins
+	$(BIN)/tpu-lab recorded
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
