@@ -20,7 +20,7 @@ from typing import Any, Callable, Iterator
 from tpu_lab import twins
 
 SECONDS = 900  # for one cell, on a slow machine
-WIDTH, SCALE, COLOURS = 960, 1.25, 24  # of a picture: CSS pixels, device pixels a CSS pixel, colours of its palette
+WIDTH, SCALE, COLOURS = 960, 1.25, 64  # of a picture: CSS pixels, device pixels a CSS pixel, colours of its palette
 LINES, BESIDE = 160, 24  # lines of a kept text, and of one that has its picture beside it
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 Draw = Callable[[str], bytes]
