@@ -54,7 +54,6 @@ CHANGES = {  # cause of a miss -> what to do about it
 def compiles(m: Metrics) -> Finding | None:
     """Compiling goes on after the first step: one line misses at least 5 times for a cause other than being new, or
     at least a quarter of the steps compile."""
-    site_of = {r.index: m.site(r)[:2] for r in m.trace.launches}
     late_ones = _after_first(m)
     again = [
         c
@@ -63,6 +62,7 @@ def compiles(m: Metrics) -> Finding | None:
     ]
     if not again:
         return None
+    site_of = {r.index: site[:2] for r, site in zip(m.trace.launches, m.sites)}
     (file, line), _ = Counter(site_of.get(c.launch, ("", 0)) for c in again).most_common(1)[0]
     own = [c for c in again if site_of.get(c.launch, ("", 0)) == (file, line)]
     late = [s for s in m.steps[2:] if s.misses]
@@ -88,8 +88,8 @@ def _after_first(m: Metrics) -> set[int]:
     any mode after the first step."""
     out, seen = set(), set()
     first_end = m.steps[0].end_ns if m.steps else None
-    for r in m.trace.launches:
-        site = m.site(r)[:2]
+    for r, (file, line, _) in zip(m.trace.launches, m.sites):
+        site = file, line
         if (r.mode in ("fused", "compiled") and site in seen) or (first_end is not None and r.time_ns >= first_end):
             out.add(r.index)
         seen.add(site)

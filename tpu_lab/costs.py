@@ -36,8 +36,9 @@ def op_times(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
         owner[at] = by
     numbers = {record.index: i for i, record in enumerate(launches)}
     for i in np.flatnonzero(owner < 0).tolist():
-        if ops[i].launch is not None:
-            owner[i] = numbers.get(ops[i].launch, -1)
+        launched = ops[i].launch
+        if launched is not None:
+            owner[i] = numbers.get(launched, -1)
     ran = owner >= 0
     sums = np.bincount(owner[ran], weights=weight[ran], minlength=len(launches))
     counts = np.bincount(owner[ran], minlength=len(launches))
