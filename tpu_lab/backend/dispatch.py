@@ -280,9 +280,7 @@ def _doubtful(record, tensors, args, kwargs) -> bool:
         return False
     if not record.lowering.promote and len({t.dtype for t in tensors}) > 1:
         return True
-    if any(t.is_complex() for t in tensors) or any(map(_large, args, record.kinds)) or any(
-        _large(v, record.kwkinds.get(n)) for n, v in kwargs.items()
-    ):
+    if any(t.is_complex() or t.dtype is torch.bool for t in tensors) or any(map(_odd, [*args, *kwargs.values()])):
         return True
     index = record.names.get("index")
     if index is not None and index < len(args) and isinstance(args[index], torch.Tensor) and args[index].is_floating_point():
@@ -292,9 +290,9 @@ def _doubtful(record, tensors, args, kwargs) -> bool:
     return type(dim) is int and bool(tensors) and not -max(tensors[0].dim(), 1) <= dim < max(tensors[0].dim(), 1)
 
 
-def _large(number, kind) -> bool:
-    """An integer that is a constant of the program and that int8 cannot hold."""
-    return kind == 1 and type(number) is int and not -129 < number < 128
+def _odd(number) -> bool:
+    """A complex number, or a constant integer that int8 cannot hold: not every kernel takes it."""
+    return type(number) is complex or (type(number) is int and not -129 < number < 128)
 
 
 def _resized(record, sig, args, kwargs):

@@ -33,11 +33,20 @@ _SHORT = {t: s for t, _, s in _PAIRS}
 
 
 def to_jax(dtype: torch.dtype) -> np.dtype:
-    """The numpy dtype that jax uses for a torch dtype; TypeError for quantized and other exotic ones."""
+    """The numpy dtype that jax uses for a torch dtype; RuntimeError for quantized and other exotic ones.
+
+    Not TypeError: PyTorch takes a TypeError of `x + 1j` for "ask the other operand", and its words are lost.
+    """
     try:
         return _TO_JAX[dtype]
     except KeyError:
-        raise TypeError(f"device 'tpu' has no {dtype}; it holds {', '.join(_SHORT.values())}") from None
+        raise RuntimeError(f"device 'tpu' has no {dtype}: {_way_out(dtype)}; it holds {', '.join(_SHORT.values())}") from None
+
+
+def _way_out(dtype: torch.dtype) -> str:
+    if dtype is torch.complex32:  # what float16 and a complex number make together
+        return "convert float16 operands to float32 first, x.float(), or use complex64"
+    return "convert to another dtype first, x.to(torch.float32), or keep the tensor on the CPU"
 
 
 def to_torch(dtype) -> torch.dtype:

@@ -14,10 +14,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 LIMIT = 1 << 20  # elements of all arguments together; above it the meta kernel's words have to do
 ABOUT_OUT = re.compile("shape|dtype|scalar type|cast|memory location")  # not: that a matrix of zeros is singular
 
-ABOUT_KIND = re.compile("(?i)expected.*(type|dimension|range|index)|same (d?type|dtype)|must have|must be of|only supports|out of range|complex|without overflow")
+ABOUT_KIND = re.compile(
+    "(?i)expected.*(type|dimension|range|index)|same (d?type|dtype)|must (not )?(have|be)|only support|not supported|no longer supported"
+    "|out of (range|bounds)|complex|without overflow|dtypes match"
+)
 ABOUT_VALUES = re.compile("singular|MKL|distribution")  # of zeros that stand in; of MKL itself
 # No meta kernel checks their arguments as the CPU does: it is asked for each signature.
-ASKED = frozenset("uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_".split())
+ASKED = frozenset("uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_ random random_ select_scatter".split())
 
 
 def about_nothing(record, args, kwargs) -> Exception | None:

@@ -10,11 +10,15 @@ import math
 
 import torch
 
+from tpu_lab.backend import native
+from tpu_lab.backend.meta import tensors_in
+
 # Ops that convert a number to the dtype of their result, and where the number stands.
 CONVERTED = {
     "fill_.Scalar": (1,), "fill.Scalar": (1,), "full.default": (1,), "full_like.default": (1,), "new_full.default": (2,),
     "scalar_tensor.default": (0,), "masked_fill.Scalar": (2,), "masked_fill_.Scalar": (2,), "index_fill.int_Scalar": (3,),
-    "index_fill_.int_Scalar": (3,), "clamp.default": (1, 2), "clamp_.default": (1, 2),
+    "index_fill_.int_Scalar": (3,), "clamp.default": (1, 2), "clamp_.default": (1, 2), "constant_pad_nd.default": (2,),
+    "threshold.default": (1, 2), "threshold_.default": (1, 2), "scatter.value": (3,), "scatter_.value": (3,),
 }  # fmt: skip
 DIVIDING = {
     "floor_divide.default", "floor_divide.Scalar", "floor_divide_.Tensor", "floor_divide_.Scalar", "remainder.Scalar",
@@ -24,8 +28,15 @@ DIVIDING = {
 
 def overflows(value, dtype: torch.dtype) -> bool:
     """Is the number outside of what the dtype can hold? The rule of c10::overflows: unsigned types take negative integers."""
-    if type(value) not in (int, float) or dtype is torch.bool or dtype.is_complex:
+    if type(value) not in (int, float, complex) or dtype is torch.bool:
         return False
+    if type(value) is complex:
+        parts = (value.real, value.imag)
+        if dtype.is_complex:
+            return any(overflows(part, dtype.to_real()) for part in parts)
+        return bool(value.imag) or overflows(value.real, dtype)
+    if dtype.is_complex:
+        dtype = dtype.to_real()
     if dtype.is_floating_point:
         return math.isfinite(value) and abs(value) > torch.finfo(dtype).max
     limits = torch.iinfo(dtype)
@@ -58,6 +69,12 @@ def _divide(args, kwargs) -> None:
         raise RuntimeError("ZeroDivisionError")
 
 
+def _probability(args, kwargs) -> None:
+    p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    if not 0 <= p <= 1:
+        torch.empty(0).bernoulli_(p)
+
+
 def refusing(record, kernel):
     """The kernel for an overload, behind a look at its number; as it is where no number can be wrong."""
     name = record.name.removeprefix("aten.")
@@ -65,6 +82,8 @@ def refusing(record, kernel):
         look = functools.partial(_convert, name=name)
     elif name in DIVIDING:
         look = _divide
+    elif name in ("bernoulli_.float", "bernoulli.p"):
+        look = _probability
     else:
         return kernel
 
@@ -74,3 +93,32 @@ def refusing(record, kernel):
         return kernel(*args, **kwargs)
 
     return run
+
+
+def within_int64(record, args, kwargs):
+    """The arguments with integers from 2**63 up as PyTorch's C code takes them: two's complement among integers, else floats.
+
+    Raises what the CPU raises where it refuses them.
+    """
+    wrong = native.error(record, args, kwargs)
+    if wrong is not None:
+        raise wrong
+    dtypes = {t.dtype for t in tensors_in([*args, *kwargs.values()], [])} | {kwargs.get("dtype")} - {None}
+    promote = record.lowering.promote if record.lowering is not None else None
+    real = not dtypes or promote == "float" or any(d.is_floating_point or d.is_complex for d in dtypes)
+
+    whole = [d for d in dtypes if d is not torch.bool]
+    low, end = torch.iinfo(torch.int64).min, 1 << 63
+    if whole and not real:
+        limits = torch.iinfo(functools.reduce(torch.promote_types, whole))
+        low, end = limits.min, limits.max + 1
+    numbers = {a.name for a in record.schema.arguments if any(w in str(a.type) for w in ("Tensor", "Scalar", "number"))}
+
+    def fit(name, value):
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            return [fit(name, v) for v in value]
+        if name not in numbers or type(value) is not int or low <= value < end:
+            return value
+        return float(value) if real else (value - low) % (end - low) + low
+
+    return list(map(fit, record.names, args)), {name: fit(name, value) for name, value in kwargs.items()}
