@@ -314,8 +314,7 @@ class Metrics:
 
         Not in it: embeddings (they look up), elementwise work, and what runs a second time for torch.utils.checkpoint.
         A backward pass comes to twice its forward pass, a product for each of a product's two inputs. Attention with
-        `is_causal=True` counts half (causal.py). One that is written out counts in full: records cannot know that its
-        mask is causal. Give `flops=` (`tpu_lab.models.mingpt.flops`) for that.
+        `is_causal=True` counts half (causal.py); one that is written out in full: give `flops=` (`mingpt.flops`) for that.
         """
         if self._flops is not None:
             return float(self._flops)
@@ -352,15 +351,13 @@ class Metrics:
 
     @cached_property
     def hfu(self) -> float | None:
-        """Hardware FLOPs utilisation: as MFU, with the recomputation in it (Korthikanti et al. 2022, arXiv 2205.05198)
-        and with causal attention as it ran, in full."""
+        """Hardware FLOPs utilisation: as MFU, of all that ran (Korthikanti et al. 2022, arXiv 2205.05198)."""
         return None if self.mfu is None else self.mfu * (1 + (self.recomputed + self.masked) / self.flops)
 
     @property
     def also_ran(self) -> str:
         """What is in HFU and not in MFU, in words; "" when they are one."""
-        parts = ["recomputation"] * bool(self.recomputed) + ["the masked half of causal attention"] * bool(self.masked)
-        return " and ".join(parts)
+        return " and ".join(["recomputation"] * bool(self.recomputed) + ["the masked half of causal attention"] * bool(self.masked))
 
     @cached_property
     def matmul_share(self) -> float:
