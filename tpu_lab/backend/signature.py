@@ -146,7 +146,8 @@ def _fill(value, tensors, floats, ints):
 def _results(record, given, declared):
     """Fresh output metas, and how to give the call's result: ("fresh", i) | ("arg", name) | ("none",) | ("list", [...])."""
     fresh: list[torch.Tensor] = []
-    values = declared if isinstance(declared, (tuple, list)) and len(record.schema.returns) != 1 else (declared,)
+    count = len(record.schema.returns)
+    values = declared if isinstance(declared, (tuple, list)) and count != 1 else (declared,) * count
     result = []
     for ret, value in zip(record.schema.returns, values, strict=False):
         if ret.alias_info is not None and ret.alias_info.is_write:
@@ -253,7 +254,8 @@ def _function(sig, run, alias):
 
     def fn(values, floats, ints):
         results = run(values, floats, ints)
-        out = [f.store(r) for f, r in zip(sig.fresh, results, strict=False)]
+        # (a lowering that also writes was not told the dtypes of what it makes)
+        out = [f.store(lowering.cast(r, dtypes.to_jax(f.dtype))) for f, r in zip(sig.fresh, results, strict=False)]
         current = {}
         for i, value in zip(sig.writes, results[len(results) - len(sig.writes) :] if sig.writes else [], strict=True):
             w = sig.windows[i]
@@ -283,10 +285,11 @@ def _infer(sig, record, run):
         if record.outs and tuple(s.shape) != sig.windows[i].size
     ]
     sig.fresh = [_fresh(torch.empty(s.shape, dtype=dtypes.to_torch(s.dtype), device="meta")) for s in fresh]
-    if not sig.writes:
-        items = [("fresh", i) for i in range(len(sig.fresh))]
-        many = [str(r.type) for r in record.schema.returns] == ["List[Tensor]"]
-        sig.result = [("list", items)] if many else items
+    items = iter([("fresh", i) for i in range(len(sig.fresh))])
+    if [str(r.type) for r in record.schema.returns] == ["List[Tensor]"]:
+        sig.result = [("list", list(items))]
+    else:
+        sig.result = [r if r[0] == "arg" else next(items, ("none",)) for r in sig.result]
 
 
 def _callables(sig):

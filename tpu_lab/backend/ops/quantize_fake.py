@@ -18,12 +18,12 @@ SMALLEST = 6.1e-5  # the observer's smallest scale
 
 def _fake(x, scale, zero_point, quant_min, quant_max):
     """(x on the grid, the mask); NaN counts as below the grid."""
-    x, scale = wide(x), jnp.asarray(scale, jnp.float32)  # as on the CPU, for float64, too
+    kind, x, scale = x.dtype, wide(x), jnp.asarray(scale, jnp.float32)  # as on the CPU, for float64, too
     zero_point = jnp.asarray(zero_point, x.dtype)
     steps = jnp.round(x * (1 / scale)) + zero_point
     steps = jnp.where(jnp.isnan(steps), -jnp.inf, steps)
     y = (jnp.clip(steps, quant_min, quant_max) - zero_point).astype(jnp.float32) * scale
-    return y, (steps >= quant_min) & (steps <= quant_max)
+    return y.astype(kind), (steps >= quant_min) & (steps <= quant_max)
 
 
 def _along(values, x, axis):
@@ -40,7 +40,7 @@ def per_tensor(x, scale, zero_point, quant_min, quant_max):
 def per_tensor_of_tensors(x, scale, zero_point, fake_quant_enabled, quant_min, quant_max):
     y, mask = _fake(x, scale.reshape(-1)[0], zero_point.reshape(-1)[0], quant_min, quant_max)
     on = fake_quant_enabled.reshape(-1)[0] != 0
-    return jnp.where(on, y, wide(x)), mask | ~on
+    return jnp.where(on, y, x), mask | ~on
 
 
 @op(aten.fake_quantize_per_channel_affine_cachemask)
