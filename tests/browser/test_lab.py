@@ -107,7 +107,7 @@ def test_mingpt_another_mode_changes_the_report(mingpt):
         curve = page.get_by_role("img", name=re.compile("nats a character after 20 steps"))
         curve.first.wait_for()
         assert " as 20 launches" in fused
-        page.locator("select").select_option("strict")
+        page.locator("select").first.select_option("strict")
         page.wait_for_function(
             "before => { const t = document.body.innerText.match(/ops ran as ([\\d,]+) launches\\./); "
             "return t && t[1] !== before }",
