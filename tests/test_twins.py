@@ -205,3 +205,12 @@ def test_a_cell_that_fails_is_told(lesson):
     lesson.write_text(NOTEBOOK.replace("double(rows.value)", "1 / 0"))
     with pytest.raises(ValueError, match="ZeroDivisionError"):
         twins_run.run(twins.book(lesson), lesson.parent)
+
+
+def test_a_twin_that_is_too_large_gives_up_its_largest_pictures():
+    pictures = ["p" * 1000, "q" * 9000, "r" * 2000]
+    outputs = [{"data": {"image/png": picture, "text/plain": ["x"]}} for picture in pictures]
+    book = {"cells": [{"cell_type": "code", "outputs": outputs}]}
+    twins_run.fit(book, most=4_000)
+    assert ["image/png" in output["data"] for output in outputs] == [True, False, True]
+    assert all(output["data"]["text/plain"] == ["x"] for output in outputs)

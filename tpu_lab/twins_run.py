@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
@@ -22,8 +23,9 @@ from tpu_lab import twins
 SECONDS = 900  # for one cell, on a slow machine
 WIDTH, SCALE, COLOURS = 960, 1.25, 64  # of a picture: CSS pixels, device pixels a CSS pixel, colours of its palette
 LINES, BESIDE = 160, 24  # lines of a kept text, and of one that has its picture beside it
+BYTES = 290_000  # of a twin
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
-Draw = Callable[[str], bytes]
+Draw = Callable[..., bytes]
 
 
 def add(commands) -> None:
@@ -67,9 +69,13 @@ def _one(path: Path, draw: Draw | None, execute: bool) -> None:
     notebook = twins.book(path)
     if execute:
         notebook = run(notebook, path.parent.parent)
-        for cell in notebook["cells"]:
-            if cell["cell_type"] == "code":
-                cell["outputs"] = kept(cell["outputs"], draw)
+        ran = [(cell, cell["outputs"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        for coarse in (False, True):
+            for cell, outputs in ran:
+                cell["outputs"] = kept(outputs, draw and partial(draw, coarse=coarse))
+            if len(twins.written(notebook).encode()) <= BYTES:
+                break
+        fit(notebook)
     out = twins.twin_of(path)
     out.parent.mkdir(exist_ok=True)
     out.write_text(twins.written(notebook), encoding="utf-8")
@@ -128,6 +134,17 @@ def kept(outputs: list[dict], draw: Draw | None) -> list[dict]:
     return found
 
 
+def fit(notebook: dict, most: int = BYTES) -> None:
+    """Keep the file within `most` bytes: while it is larger, the largest picture goes, and its text stays."""
+    held = [
+        o["data"] for cell in notebook["cells"] for o in cell.get("outputs", []) if "image/png" in o.get("data", {})
+    ]
+    while held and len(twins.written(notebook).encode()) > most:
+        largest = max(held, key=lambda data: len(data["image/png"]))
+        held.remove(largest)
+        del largest["image/png"]
+
+
 def _pictured(html: str) -> bool:
     """Whether a page says more than its text: a drawing, an image, a report; not folds, which are closed."""
     shows = any(mark in html for mark in ("<svg", "<img", 'role="figure"'))
@@ -153,12 +170,14 @@ def pictures() -> Iterator[Draw | None]:
         return
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = browser.new_page(
-            viewport={"width": WIDTH, "height": 400}, device_scale_factor=SCALE, color_scheme="light"
-        )
-        page.route("**/*", lambda route: route.abort())
+        pages = {}
+        for coarse, scale in ((False, SCALE), (True, 1)):
+            size: Any = {"width": WIDTH, "height": 400}
+            pages[coarse] = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme="light")
+            pages[coarse].route("**/*", lambda route: route.abort())
 
-        def draw(html: str) -> bytes:
+        def draw(html: str, coarse: bool = False) -> bytes:
+            page = pages[coarse]
             look = "margin:0;padding:12px 8px;background:#fff;color:#1c2024;font:14px/1.5 system-ui,sans-serif"
             page.set_content(f'<!doctype html><body style="{look}"><div id="it" style="max-width:100%">{html}</div>')
             with Image.open(io.BytesIO(page.screenshot(full_page=True))) as image:
@@ -169,7 +188,9 @@ def pictures() -> Iterator[Draw | None]:
                     1,
                     1,
                 )
-                small = rgb.crop((0, 0, right + 10, bottom + 10)).quantize(COLOURS, dither=Image.Dither.NONE)
+                small = rgb.crop((0, 0, right + 10, bottom + 10)).quantize(
+                    COLOURS // 3 if coarse else COLOURS, dither=Image.Dither.NONE
+                )
                 out = io.BytesIO()
                 small.save(out, "PNG", optimize=True)
             return out.getvalue()
