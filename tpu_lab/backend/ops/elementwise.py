@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax import lax
-from jax.scipy import special
 
 from tpu_lab.backend import dtypes
 from tpu_lab.backend.bounds import never
@@ -211,11 +210,6 @@ def xlogy(a, b):
 @op(aten.special_xlog1py, promote="float")
 def xlog1py(a, b):
     return jnp.where(jnp.isnan(b), jnp.nan, jnp.where(a == 0, 0, a * jnp.log1p(b)))
-
-
-@op(aten.special_zeta, promote="float")
-def zeta(a, b):
-    return special.zeta(a, b)
 
 
 @op(aten.lerp, promote="result")

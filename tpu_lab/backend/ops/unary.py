@@ -10,6 +10,7 @@ from jax.scipy import special
 
 from tpu_lab.backend import dtypes
 from tpu_lab.backend.opmath import wide
+from tpu_lab.backend.ops.gamma import zeta
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -130,31 +131,11 @@ def polygamma(n, x):
     if n == 0:
         return _digamma(x)
     if n > 1:
-        return _polygamma(n, x)
+        return jnp.where(x == jnp.inf, 0, (-1) ** (n + 1) * math.factorial(n) * zeta(n + 1.0, x))
     reflect = x < 0.5
     right = special.polygamma(1, jnp.where(reflect, 1 - x, x))
     right = jnp.where(x == jnp.inf, 0, right)
     return jnp.where(reflect, jnp.pi**2 / jnp.sin(jnp.pi * x) ** 2 - right, right)
-
-
-STEPS_LEFT = 1 << 12  # further to the left only the poles tell
-
-
-def _polygamma(n, x):
-    """Left of zero by the recurrence: (-1)^(n + 1) n! (sum of (x + k)^-(n + 1), and zeta to the right of zero)."""
-
-    def more(state):
-        k, x, _ = state
-        return (k < STEPS_LEFT) & jnp.any((x <= 0) & (x > -STEPS_LEFT))
-
-    def step(state):
-        k, x, total = state
-        left = (x <= 0) & (x > -STEPS_LEFT)
-        return k + 1, jnp.where(left, x + 1, x), total + jnp.where(left, x ** -(n + 1.0), 0)
-
-    _, right, total = lax.while_loop(more, step, (0, x, jnp.zeros_like(x)))
-    value = jnp.where(right == jnp.inf, 0, special.polygamma(n, right))
-    return value + (-1) ** (n + 1) * math.factorial(n) * total
 
 
 @op(aten.mvlgamma, promote="float")
