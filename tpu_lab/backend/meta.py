@@ -6,7 +6,7 @@ import torch
 import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import storage
+from tpu_lab.backend import native, storage
 
 
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,13 @@ def call(record, args, kwargs):
             kmetas["device"] = torch.device("meta")
         if kmetas.get("pin_memory"):
             kmetas["pin_memory"] = False
-        declared, computed = _shapes(record, metas, kmetas)
+        try:
+            declared, computed = _shapes(record, metas, kmetas)
+        except RuntimeError:  # some meta kernels refuse what the CPU takes, as the shift of a boolean
+            found = native.answer(record, args, kwargs) if record.functional is record.overload else None
+            if found is None:
+                raise
+            declared = computed = _map(found, meta_of)
     mask = _mask(record, args, kwargs)
     if mask is not None:  # some meta kernels make gradients that nobody asked for
         declared, computed = (_asked(values, mask) for values in (declared, computed))

@@ -16,12 +16,15 @@ ABOUT_OUT = re.compile("shape|dtype|scalar type|cast|memory location")  # not: t
 
 ABOUT_KIND = re.compile(
     "(?i)expected.*(type|dimension|range|index)|same (d?type|dtype)|must (not )?(have|be)|only support|not supported|no longer supported"
-    "|out of (range|bounds)|complex|without overflow|dtypes match"
+    "|out of (range|bounds)|complex|without overflow|dtypes match|slice size|supposed to be|not yet implemented"
 )
-NO_KERNEL = re.compile("not implemented for '(Bool|Complex)")  # half types are another matter: CPU kernels come late
+NO_KERNEL = re.compile("not implemented for '(Bool|Complex)|does not support bool")  # half types are another matter: CPU kernels come late
 ABOUT_VALUES = re.compile("singular|MKL|distribution|rows of lengths")  # of zeros that stand in; of MKL itself
 # No meta kernel checks their arguments as the CPU does: it is asked for each signature.
-ASKED = frozenset("uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_ random random_ select_scatter".split())
+ASKED = frozenset(
+    "uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_ random random_ select_scatter slice_scatter "
+    "index_select heaviside var std var_mean std_mean".split()
+)
 
 
 def about_nothing(record, args, kwargs) -> Exception | None:
@@ -34,6 +37,17 @@ def about_nothing(record, args, kwargs) -> Exception | None:
 
 def error(record, args, kwargs) -> Exception | None:
     """What the CPU raises for this call; None if it raises nothing or the arguments are too big to try."""
+    found = _call(record, args, kwargs)
+    return found if isinstance(found, Exception) else None
+
+
+def answer(record, args, kwargs):
+    """What the CPU gives for this call, of zeros; None if it raises or the arguments are too big to try."""
+    found = _call(record, args, kwargs)
+    return None if isinstance(found, Exception) else found
+
+
+def _call(record, args, kwargs):
     seen, made = 0, {}
 
     def stand_in(value):
@@ -54,10 +68,9 @@ def error(record, args, kwargs) -> Exception | None:
     with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices=()):
         warnings.simplefilter("ignore")
         try:
-            record.overload(*[stand_in(a) for a in args], **{k: stand_in(v) for k, v in kwargs.items()})
+            return record.overload(*[stand_in(a) for a in args], **{k: stand_in(v) for k, v in kwargs.items()})
         except MemoryError:
             return None
         except Exception as found:
             nowhere = isinstance(found, NotImplementedError) and str(found).startswith("Could not run")
             return None if nowhere else found.with_traceback(None)  # an op of the device alone: the CPU knows nothing
-    return None

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from tpu_lab import trace
-from tpu_lab.backend import bounds, executor, launches, rng, state, where
+from tpu_lab.backend import bounds, executor, launches, rng, room, state, where
 from tpu_lab.backend.cache import Program, cache, digest
 from tpu_lab.backend.storage import Pending
 
@@ -130,6 +130,7 @@ def rehearse():
         counts = cache.programs, cache.hits, cache.misses, cache.clock
         random, active, watch = (rng.default.seed, rng.default.counter), trace.active, bounds.watch
         bounds.watch = lambda *_: None  # indices have no values either
+        refuse, room.check_op = room.check_op, lambda *_: None  # what does not fit here may fit there, and nothing is made
         executor.run, executor.peek, executor.resolve = run, peek, resolve
         cache.programs, cache.add = {}, add
         recorded = trace.active = trace.Trace()
@@ -146,6 +147,6 @@ def rehearse():
             cache.programs, cache.hits, cache.misses, cache.clock = counts
             del cache.add
             rng.default.seed, rng.default.counter = random
-            trace.active, bounds.watch = active, watch
+            trace.active, bounds.watch, room.check_op = active, watch, refuse
             for cell, value in kept:
                 cell.value = value

@@ -75,8 +75,9 @@ def index_select(x, dim, index):
 @op(aten.index_add, kind="movement", bounds=_rows_of_any)
 def index_add(x, dim, index, source, *, alpha=1):
     rows, place = _along(x, dim, index)
-    source = jnp.asarray(source).astype(x.dtype) * jnp.asarray(alpha).astype(x.dtype)
-    return rows.at[place].add(source.reshape(rows[place].shape)).reshape(x.shape)
+    source = (jnp.asarray(source).astype(x.dtype) * jnp.asarray(alpha).astype(x.dtype)).reshape(rows[place].shape)
+    add = rows.at[place].max if x.dtype == bool else rows.at[place].add  # True + True is True
+    return add(source).reshape(x.shape)
 
 
 @op(aten.index_copy, kind="movement", bounds=_rows_of_any)
