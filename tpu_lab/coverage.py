@@ -52,6 +52,11 @@ def table(names=()):
     return view.draw(view.Covered("", tuple(found), False, ""))
 
 
+def page() -> str:
+    """The table of TorchTPU's two lists as Markdown."""
+    return view.markdown(table(), [_need(o) for o in (*registered(), *missing())])
+
+
 def of_factory(text: str, backward: bool = True):
     """`coverage` of what "module:factory" gives: a model whose forward needs nothing, or (model, input, ...).
 
@@ -178,7 +183,8 @@ def _need(name: str, calls=0, phases=(), modules=(), site=("", 0, ""), fallback=
     done = "CPU" if fallback else how(name)
     return view.Need(
         name, done, torch_tpu(name), calls, tuple(phases), tuple(modules), *site,
-        coverage_facts.why(name), coverage_facts.gradient(name, done), coverage_facts.dtypes(name), coverage_facts.test(name),
+        why=coverage_facts.why(name), gradient=coverage_facts.gradient(name, done),
+        dtypes=coverage_facts.dtypes(name), test=coverage_facts.test(name),
     )  # fmt: skip
 
 

@@ -16,12 +16,13 @@ def add(commands) -> None:
     it.add_argument("--model", metavar="MODULE:FACTORY", help="a model of yours: factory() gives (model, input, ...)")
     it.add_argument("--forward", action="store_true", help="with --model: without the backward pass")
     it.add_argument("--csv", type=Path, metavar="F", help="also write the table to a file")
+    it.add_argument("--md", type=Path, metavar="F", help="also write TorchTPU\u2019s lists as a Markdown page")
     it.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table; 2 for an op or a model that cannot be."""
-    from tpu_lab.coverage import of_factory, table
+    from tpu_lab.coverage import of_factory, page, table
 
     if arguments.model and arguments.op:
         print("tpu-lab coverage: give ops or --model, not both", file=sys.stderr)
@@ -41,4 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv:
         view.rows.to_csv(arguments.csv, index=False)
         print(f"\nAll {len(view)} rows: {arguments.csv}")
+    if arguments.md:
+        arguments.md.write_text(page(), encoding="utf-8")
+        print(f"\nTorchTPU\u2019s lists as a page: {arguments.md}")
     return 0

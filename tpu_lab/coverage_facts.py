@@ -11,12 +11,11 @@ import functools
 import importlib.resources
 import re
 
-SPARSE = "a sparse layout"
-QUANTIZED = "quantized numbers, or weights packed for one kind of CPU"
-NESTED = "a nested tensor"
-MKLDNN = "a layout of mkldnn"
+SPARSE = "made for sparse layouts"
+QUANTIZED = "made for quantized numbers, or for weights packed for one kind of CPU"
+NESTED = "made for nested tensors"
+MKLDNN = "made for the layouts of mkldnn"
 NOWHERE = "the CPU has no kernel for it either"
-GONE = "not in this PyTorch"
 
 _OUTSIDE = {
     SPARSE: "_to_sparse _to_sparse_bsc _to_sparse_bsr _to_sparse_csc _to_sparse_csr _spdiags sspaddmm "
@@ -87,7 +86,7 @@ def _seen() -> dict[str, dict]:
 
 
 def dtypes(name: str) -> str:
-    """The dtypes with which the tests call it: "bf16 f32 i64"; its functional form counts for an `out=` form."""
+    """The dtypes with which the tests call it: "bf16 f32 i64"."""
     return _row(name).get("dtypes", "")
 
 

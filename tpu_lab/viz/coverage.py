@@ -125,6 +125,7 @@ class Model:
     foot: str
     totals: tuple = ()  # (words, of TorchTPU's, of those it lacks)
     heads: tuple[str, str] = ("", "")
+    reasons: tuple = ()  # (why, names) of those that are not on the device
 
 
 def draw(c: Covered) -> View:
@@ -170,14 +171,39 @@ def draw_lists(registered, missing) -> View:
     rest = [n for n in (*registered, *missing) if n.how in AWAY]
     lines = tuple(_line(n) for n in rest)
     model = Model(
-        text, (("aten overloads of TorchTPU 0.2.0", False), ("which dtypes and gradients: the tests", False)), (), lines[:200],
+        text, (("aten overloads of TorchTPU 0.2.0", False), ("dtypes, gradient and test of each: --csv or --md", False)), (), lines[:200],
         f"{number.plural(len(rest), 'op')} on the CPU or not in this PyTorch" if rest else "", "", totals,
-        ("TorchTPU registers", "TorchTPU lacks"),
+        ("TorchTPU registers", "TorchTPU lacks"), reasons(rest),
     )  # fmt: skip
     every = (*registered, *missing)
     return View(
         "coverage", text, text, lambda: rows(every), lambda: _text(model), lambda: template("coverage.html", v=model)
     )
+
+
+def reasons(needs) -> tuple:
+    """((why, short names), ...) of the ops that are not on the device, those on the CPU first."""
+    found: dict[str, list[str]] = {}
+    for n in sorted(needs, key=lambda n: AWAY.index(n.how)):
+        found.setdefault(n.why or HOW[n.how], []).append(n.short.removeprefix("aten."))
+    return tuple((why, tuple(names)) for why, names in found.items())
+
+
+def markdown(view: View, needs) -> str:
+    """The two lists as a page: the totals, the ops that are not on the device with the reason, then a row an op."""
+    listed = [[n for n in needs if n.torch_tpu == "missing"], [n for n in needs if n.torch_tpu != "missing"]]
+    missing, registered = (Counter(n.how for n in ops) for ops in listed)
+    out = ["# Ops", "", f"{view.title}. Written by `tpu-lab coverage --md`.", ""]
+    out += ["| TPU Lab does it as | TorchTPU registers | TorchTPU lacks |", "|---|---:|---:|"]
+    out += [f"| {words} | {registered[h]} | {missing[h]} |" for h, words in HOW.items() if registered[h] or missing[h]]
+    out += ["", "## Not on the device", ""]
+    for why, names in reasons([n for n in needs if n.how in AWAY]):
+        out.append(f"- {why}: " + ", ".join(f"`{name}`" for name in names))
+    out += ["", "## All", "", "dtypes and test: what the tests call. Gradient: PyTorch’s own formula, or that of the parts.", ""]
+    out += ["| op | TorchTPU | TPU Lab | dtypes | gradient | test |", "|---|---|---|---|---|---|"]
+    for n in sorted(needs, key=lambda n: n.name):
+        out.append(f"| `{n.short}` | {n.torch_tpu} | {n.how} | {n.dtypes} | {n.gradient} | {n.test} |")
+    return "\n".join(out) + "\n"
 
 
 def _line(n: Need) -> Line:
@@ -193,10 +219,9 @@ def _text(v: Model) -> list:
     if v.totals:
         out.append([(f"  {'TPU Lab does it as':<44}{v.heads[0]:>22}{v.heads[1]:>18}", "dim")])
         out += [[f"  {words:<44}{a:>22}{b:>18}"] for words, a, b in v.totals]
-        if v.fold:
-            out += [[], [(f"  {v.fold}:", "dim")]]
-            names = textwrap.wrap(", ".join(line.name.removeprefix("aten.") for line in v.more), 94)
-            out += [[(f"  {line}", "dim")] for line in names]
+        for why, names in v.reasons:
+            out += [[], [f"  {number.plural(len(names), 'op')}: {why}"]]
+            out += [[(f"    {line}", "dim")] for line in textwrap.wrap(", ".join(names), 92)]
         return out
     if v.lines:
         out.append([(f"  {'op':<36}{'TPU Lab':<12}{'TorchTPU':<13}{'line':<20}{'way':<12}", "dim")])
