@@ -57,7 +57,7 @@ def _():
         "channels": 8,
         "batch": 32,
         "steps": 8,
-        "epochs": 6,
+        "epochs": 8,
         "rate": 1e-2,
         "accuracy": 0.965,
     }
