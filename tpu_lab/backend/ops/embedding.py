@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import torch
 
-from tpu_lab.backend.bounds import Bound
+from tpu_lab.backend.bounds import Bound, never
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -42,7 +42,7 @@ def _scattered_rows(grad, rows, num_weights, padding_idx, scale_grad_by_freq):
     return jnp.zeros((num_weights, grad.shape[1]), grad.dtype).at[rows].add(grad, mode="drop")
 
 
-@op(aten.embedding_renorm, aten.embedding_renorm_, kind="movement")
+@op(aten.embedding_renorm, aten.embedding_renorm_, kind="movement", bounds=_rows)
 def embedding_renorm(weight, indices, max_norm, norm_type):
     """Scale the looked-up rows whose norm is over `max_norm` down to it."""
     w = wide(weight)
@@ -57,7 +57,19 @@ def _bag_of(offsets, count):
     return jnp.cumsum(steps)[:count] - 1
 
 
-@op(aten._embedding_bag, aten._embedding_bag_forward_only, kind="reduce", out=True, bounds=_rows)
+def _rows_and_offsets(weight, indices, offsets, *_, **__):
+    if not offsets.size:
+        return _rows(weight, indices)
+    count = indices.shape[0]
+    return [
+        *_rows(weight, indices),
+        never(offsets[0] != 0, "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0"),
+        never(offsets[1:] < offsets[:-1], "offsets must not decrease"),
+        never(offsets[-1] > count, f"offsets[-1] can not be greater than input's length {count}"),
+    ]
+
+
+@op(aten._embedding_bag, aten._embedding_bag_forward_only, kind="reduce", out=True, bounds=_rows_and_offsets)
 def embedding_bag(
     weight,
     indices,

@@ -10,6 +10,7 @@ from jax import lax
 from jax.scipy import linalg
 
 from tpu_lab.backend import precision
+from tpu_lab.backend.bounds import Bound, never
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -56,7 +57,12 @@ def cholesky(x, upper=False):
     return cholesky_ex(x, upper)[0]
 
 
-@op(aten.cholesky_inverse, **LINALG)
+def _no_zero_on_the_diagonal(x, *_, **__):
+    zero = jnp.diagonal(x, axis1=-2, axis2=-1) == 0
+    return [never(zero, "cholesky_inverse: the input matrix is singular, a diagonal element is zero")]
+
+
+@op(aten.cholesky_inverse, bounds=_no_zero_on_the_diagonal, **LINALG)
 def cholesky_inverse(x, upper=False):
     low = _h(jnp.triu(x)) if upper else jnp.tril(x)
     half = _triangular(low, jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), x.shape), False)
@@ -102,7 +108,11 @@ def qr(x, mode="reduced"):
     return tuple(jnp.linalg.qr(x, mode=mode))
 
 
-@op(aten._linalg_svd, out=True, **LINALG)
+def _finite(x, *_, **__):
+    return [never(~jnp.isfinite(x), "linalg.svd: the input matrix contains non-finite values")]
+
+
+@op(aten._linalg_svd, out=True, bounds=_finite, **LINALG)
 def svd(x, full_matrices=False, compute_uv=True, driver=None, out=None):
     """(U, S, Vh); without vectors U and Vh are empty, in PyTorch's own shapes."""
     if compute_uv:
@@ -176,7 +186,11 @@ def _lu_solve(lu, permutation, b):
     return _triangular(lu, _triangular(lu, b, False, unit=True), True)
 
 
-@op(aten.linalg_lu_solve, **LINALG)
+def _pivots_inside(lu, pivots, *_, **__):
+    return [Bound(pivots - 1, lu.shape[-2], "lu_solve: pivot {} (from 0) is not a row of {size}")]
+
+
+@op(aten.linalg_lu_solve, bounds=_pivots_inside, **LINALG)
 def lu_solve(lu, pivots, b, left=True, adjoint=False):
     """Right-hand and adjoint systems by the full factors: A = P L U."""
     permutation = lax.linalg.lu_pivots_to_permutation(pivots - 1, lu.shape[-1])

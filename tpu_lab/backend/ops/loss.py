@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from tpu_lab.backend.bounds import Bound
+from tpu_lab.backend.bounds import Bound, never
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -72,7 +72,14 @@ def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_we
 # Probabilities and distances
 
 
-@op(aten.binary_cross_entropy, promote="result")
+def _probabilities(x, target, *_, **__):
+    return [
+        never(~((v >= 0) & (v <= 1)), f"all elements of {name} should be between 0 and 1")
+        for v, name in ((x, "input"), (target, "target"))
+    ]
+
+
+@op(aten.binary_cross_entropy, promote="result", bounds=_probabilities)
 def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
     """Logarithms are clamped at -100, as in PyTorch."""
     loss = -(target * jnp.maximum(jnp.log(x), -100) + (1 - target) * jnp.maximum(jnp.log1p(-x), -100))
@@ -165,7 +172,13 @@ def _listed_targets(target):
     return jnp.where(valid, rows, 0), valid
 
 
-@op(aten.multilabel_margin_loss_forward, kind="reduce")
+def _listed_classes(x, target, *_, **__):
+    classes = x.shape[-1] if x.ndim else 1
+    below = never(target < -1, "argument #2 'target' is out of range")
+    return [below, Bound(jnp.maximum(target, -1), classes, "argument #2 'target' is out of range: {} of {size} classes", ignore=-1)]
+
+
+@op(aten.multilabel_margin_loss_forward, kind="reduce", bounds=_listed_classes)
 def multilabel_margin_loss(x, target, reduction):
     """(loss, which classes are targets): sum over targets t and other classes j of max(0, 1 - x[t] + x[j]) / C."""
     loss, is_target = _multilabel(wide(x), target)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from tpu_lab.backend.bounds import Bound
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
@@ -258,12 +259,16 @@ def adaptive_max_pool3d_backward(grad, x, indices):
     return _scatter_planes(wide(grad), indices, x.shape, 3)
 
 
-@op(aten.max_unpool2d, kind="movement")
+def _of_the_plane(x, indices, output_size, *_, **__):
+    return [Bound(indices, math.prod(output_size), "Found an invalid max index: {} in an output of {size} elements")]
+
+
+@op(aten.max_unpool2d, kind="movement", bounds=_of_the_plane)
 def max_unpool2d(x, indices, output_size):
     return _scatter_planes(x, indices, (*x.shape[:-2], *output_size), 2, add=False)
 
 
-@op(aten.max_unpool3d, kind="movement")
+@op(aten.max_unpool3d, kind="movement", bounds=_of_the_plane)
 def max_unpool3d(x, indices, output_size, stride, padding):
     return _scatter_planes(x, indices, (*x.shape[:-3], *output_size), 3, add=False)
 

@@ -47,7 +47,11 @@ def normal_like(x, mean=0.0, std=1.0, *, key):
     return normal_numbers(key, ((x.shape, dtypes.to_torch(x.dtype)),)) * std + mean
 
 
-@op(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, **RANDOM)
+def _deviation(mean, std=1.0, *_, **__):
+    return [never(~(std >= 0), "normal expects all elements of std >= 0.0")] if hasattr(std, "dtype") else []
+
+
+@op(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, bounds=_deviation, **RANDOM)
 def normal(mean, std=1.0, *, key, out):
     return normal_numbers(key, out) * std + mean
 
@@ -84,12 +88,20 @@ def cauchy(x, median=0.0, sigma=1.0, *, key, out):
     return random.cauchy(key, out[0][0], wide(out[0][1])) * sigma + median
 
 
-@op(aten.bernoulli.default, **RANDOM)
+def _probability(p, *_, **__):
+    return [never(~((p >= 0) & (p <= 1)), "Expected p_in >= 0 && p_in <= 1 to be true")]
+
+
+def _second_probability(x, p=0.5, **__):
+    return _probability(p) if hasattr(p, "dtype") else []  # a number is looked at before: refusals.py
+
+
+@op(aten.bernoulli.default, bounds=_probability, **RANDOM)
 def bernoulli(p, *, key, out):
     return random.bernoulli(key, p.astype(wide(out[0][1])), out[0][0])
 
 
-@op(aten.bernoulli.p, aten.bernoulli.Tensor, **RANDOM)
+@op(aten.bernoulli.p, aten.bernoulli.Tensor, bounds=_second_probability, **RANDOM)
 def bernoulli_like(x, p=0.5, *, key, out):
     return random.bernoulli(key, jnp.asarray(p, jnp.float32), out[0][0])
 

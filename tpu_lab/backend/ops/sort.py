@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from tpu_lab.backend.bounds import never
+from tpu_lab.backend.bounds import Bound, never
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -161,7 +161,11 @@ def mode(x, dim=-1, keepdim=False):
 # Bins
 
 
-@op(aten.searchsorted, kind="reduce")
+def _sorter_inside(sorted_sequence, x, *, sorter=None, **__):
+    return [Bound(sorter, sorted_sequence.shape[-1], "searchsorted(): sorter index {} out of range for a row of {size}")]
+
+
+@op(aten.searchsorted, kind="reduce", bounds=_sorter_inside)
 def searchsorted(sorted_sequence, x, *, out_int32=False, right=False, side=None, sorter=None):
     """Where each x goes into the sorted last dimension; `side="right"` means after equal ones."""
     edges = sorted_sequence if sorter is None else jnp.take_along_axis(sorted_sequence, sorter.astype(jnp.int32), -1)
