@@ -237,6 +237,8 @@ def line_of(choice: Choice, env: dict, number: int) -> str | None:
     else:
         return None
     others = [n for n in alive if not undefined(t, env[n])]
+    if line == "{x}.data = {y}":  # torch compares the kinds of tensors, of which a lazy conjugate is another, except on the CPU
+        others = [n for n in others if env[n].is_conj() == t.is_conj()]
     fits = [n for n in others if _broadcasts(env[n], t) and env[n].dtype == t.dtype]
     return line.replace("{x}", x).replace("{y}", pick(fits if fits and choice.other % 10 else others, choice.other // 10))
 

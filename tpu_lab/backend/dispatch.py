@@ -247,8 +247,7 @@ def _build(record, args, kwargs, cells, key, alias, n_floats, n_ints):
     try:
         sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
         if not sig.resize and state.thread.tracing is None:
-            if record.lowering is None or state.mode() is state.EagerMode.DEFER_AND_FUSE:  # strict runs it right away
-                signature.check_traceable(sig, n_floats, n_ints)
+            signature.check_traceable(sig, n_floats, n_ints)
     except torch.OutOfMemoryError:
         raise
     except Exception as found:
