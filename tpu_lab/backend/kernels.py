@@ -35,7 +35,7 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 # PyTorch lets these take index tensors from the CPU.
 TAKES_CPU_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 # Views that torch's meta kernels make: they share our storage and know strides.
-VIEWS = "view as_strided _reshape_alias view_as_real view_as_complex view.dtype alias _conj".split()
+VIEWS = "view as_strided _reshape_alias view_as_real view_as_complex view.dtype _conj".split()
 # Views that C++ makes by `as_strided`: they only give it the name that a record shows.
 NAMED = (
     "t transpose.int permute select.int slice.Tensor expand unsqueeze squeeze squeeze.dim squeeze.dims split.Tensor "
