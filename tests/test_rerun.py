@@ -38,7 +38,7 @@ def alive():
     objects = gc.get_objects()
     return (
         torch.tpu.memory_allocated(),
-        sum(isinstance(o, (Trace, OpRecord, LaunchRecord)) for o in objects),
+        sum(type(o) in (Trace, OpRecord, LaunchRecord) for o in objects),
         len(objects),
     )
 
