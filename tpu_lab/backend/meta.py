@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch._meta_registrations  # noqa: F401  Python meta kernels: shapes for ops that have none in C++
 from torch.utils._python_dispatch import _disable_current_modes
@@ -90,19 +92,29 @@ def _shapes(record, metas, kmetas):
     if record.meta is False:
         return None, None
     try:
-        declared = record.overload(*metas, **kmetas, **_unsaid(record, record.overload, metas, kmetas))
-        if record.functional is None or record.functional is record.overload:
-            computed = declared
-            if record.direct_write and not record.lowering.out:
-                computed = None  # a lowering on the mutating overload returns the written arguments themselves
-        else:
-            outs = {a.name for a in record.schema.arguments if a.is_out}
-            kmetas = {k: v for k, v in kmetas.items() if k not in outs}
-            computed = record.functional(*metas, **kmetas, **_unsaid(record, record.functional, metas, kmetas))
-        return declared, computed
+        return _of_meta(record, metas, kmetas)
     except NotImplementedError:
         record.meta = False
         return None, None
+    except TypeError:  # a check of the meta kernel itself is wrong for an empty batch: the CPU's kernel tells the shapes
+        if all(t.numel() for t in tensors_in([*metas, *kmetas.values()], [])):
+            raise
+        lift = functools.partial(torch.zeros_like, device="cpu")
+        found = _of_meta(record, [_map(a, lift) for a in metas], {k: _map(v, lift) for k, v in kmetas.items()})
+        return tuple(_map(values, meta_of) for values in found)
+
+
+def _of_meta(record, metas, kmetas):
+    declared = record.overload(*metas, **kmetas, **_unsaid(record, record.overload, metas, kmetas))
+    if record.functional is None or record.functional is record.overload:
+        computed = declared
+        if record.direct_write and not record.lowering.out:
+            computed = None  # a lowering on the mutating overload returns the written arguments themselves
+    else:
+        outs = {a.name for a in record.schema.arguments if a.is_out}
+        kmetas = {k: v for k, v in kmetas.items() if k not in outs}
+        computed = record.functional(*metas, **kmetas, **_unsaid(record, record.functional, metas, kmetas))
+    return declared, computed
 
 
 def _mask(record, args, kwargs) -> list[bool] | None:

@@ -12,6 +12,7 @@ import functools
 import threading
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 _Module = torch.nn.Module
 
@@ -55,7 +56,7 @@ def _same(old, new):
     if torch.__future__.get_overwrite_module_params_on_conversion():
         keep = new
     else:
-        attributes = dict(old.__dict__)
+        attributes, kind = dict(old.__dict__), type(old)
         try:
             torch.utils.swap_tensors(old, new)
         except RuntimeError:
@@ -63,6 +64,8 @@ def _same(old, new):
         else:
             keep = old
             keep.__dict__.update(attributes)
+            if issubclass(kind, UninitializedTensorMixin):  # torch has made it a plain one
+                keep.__class__ = kind
             return keep  # a second module that holds it finds it moved already
     _ties.known[id(old)] = (old, keep)
     return keep

@@ -111,7 +111,8 @@ def within_int64(record, args, kwargs):
     low, end = torch.iinfo(torch.int64).min, 1 << 63
     if whole and not real:
         limits = torch.iinfo(functools.reduce(torch.promote_types, whole))
-        low, end = limits.min, limits.max + 1
+        if limits.max < end:  # uint64 takes an int64's bits
+            low, end = limits.min, limits.max + 1
     numbers = {a.name for a in record.schema.arguments if any(w in str(a.type) for w in ("Tensor", "Scalar", "number"))}
 
     def fit(name, value):

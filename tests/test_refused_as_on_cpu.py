@@ -1,0 +1,130 @@
+"""Values, sizes and kinds that PyTorch's CPU refuses or takes: the device refuses and takes the same, never a guess."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tpu_lab  # noqa: F401  registers the device
+
+VALUES = """
+F.multilabel_margin_loss(r(3, 4), t([[9, 0, -1, -1]] * 3)) | F.multilabel_margin_loss(r(3, 4), t([[-2, 0, -1, -1]] * 3))
+F.multilabel_margin_loss(r(4), t([3, 0, -1, 9])) | F.max_unpool2d(o(1, 1, 1, 1), t([[[[-1]]]]), 2)
+F.max_unpool2d(o(1, 1, 1, 1), t([[[[4]]]]), 2) | F.max_unpool3d(o(1, 1, 1, 1, 1), t([[[[[7]]]]]), 2)
+o(3, 4).select_scatter(o(4), 0, -9) | o(3, 4).select_scatter(o(4), 0, -1) | o(3, 4).slice_scatter(o(1, 4), 0, 5, 9)
+torch.searchsorted(r(4), o(1), sorter=t([0, 1, 2, 9])) | torch.searchsorted(r(4), o(1), sorter=t([0, 1, 2, 3]))
+torch.bernoulli(-o(4)) | torch.bernoulli(o(4) * math.nan) | o(4).bernoulli_(o(4) * 2) | o(4).bernoulli_(1.5) | torch.bernoulli(o(4))
+F.embedding_bag(t([0, 1]), o(3, 2), t([0, 5])) | F.embedding_bag(t([0, 1]), o(3, 2), t([1]))
+F.embedding_bag(t([0, 1, 2]), o(3, 2), t([0, 2, 1])) | F.embedding_bag(t([0, 1]), o(3, 2), t([0, 2]))
+F.embedding(t([9]), o(3, 2), max_norm=1.0) | F.binary_cross_entropy(o(2) * 2, o(2)) | F.binary_cross_entropy(o(2) / 2, o(2))
+torch.normal(o(2), -o(2)) | o(3).masked_scatter(t([True, True, True]), o(2)) | torch.cholesky_inverse(0 * o(2, 2))
+o(2).__setitem__(0, 1j) | o(2).fill_(1 + 0j) | o(2).half().masked_fill(o(2) > 0, 1j) | (o(2) + 0j).fill_(1e300) | F.pad(o(2).char(), (1, 1), value=300)
+c < c | c >= 1 | o(2) > 1j | torch.maximum(c, c) | c.clamp(max=1) | c.sort() | c.max() | c == c | torch.where(o(2) > 0, c, c)
+torch.index_select(o(3), 0, t([[0]])) | torch.std(t([1, 2])) | o(2).long().char().random_(0, 300) | o(2).bool() - True
+"""
+EMPTY = """
+F.embedding(t([0]), e(0, 4)) | e(0, 3)[t([0])] | e(3, 0)[t([-9])] | e(3, 0)[t([1])] | e(0, 3)[:, t([9])] | e(3, 0).index_put_((t([9]),), e(1, 0))
+e(0, 3).index_add(0, t([0]), o(1, 3)) | e(3, 0).index_add(0, t([9]), e(1, 0)) | e(3, 0).index_fill(0, t([9]), 1.0) | e(0, 3).index_fill(0, t([0]), 1.0)
+e(0, 3).max() | e(0, 3).max(0) | e(0, 3).max(1) | e(0, 3).argmax() | e(0, 3).argmin(0) | e(0, 3).amax(0) | e(0, 3).median(0) | e(0, 3).mode(0)
+e(0, 3).sum() | e(0, 3).mean(0) | e(0, 3).kthvalue(1, 0) | e(0, 3).aminmax() | torch.multinomial(e(0), 1) | e(0).take(t([0])) | e(0, 3).sort(0)
+F.interpolate(e(0, 3, 8, 8), scale_factor=2) | F.interpolate(e(0, 3, 8, 8), size=(3, 3), mode="bicubic") | F.interpolate(e(2, 3, 0, 8), scale_factor=2)
+F.max_pool2d(e(0, 3, 4, 4), 2) | F.adaptive_max_pool2d(e(0, 3, 4, 4), 2) | F.adaptive_avg_pool2d(e(1, 3, 0, 0), 2) | F.group_norm(e(0, 4, 2), 2)
+F.max_unpool2d(e(0, 1, 1, 1), t([]).long().view(0, 1, 1, 1), 2) | F.conv2d(e(1, 0, 4, 4), e(2, 0, 3, 3)) | F.conv2d(o(1, 2, 4, 4), e(0, 2, 3, 3))
+F.grid_sample(e(1, 3, 0, 8), e(1, 2, 2, 2)) | F.batch_norm(e(0, 3), o(3), o(3), training=True) | torch.linalg.solve(torch.eye(2, device=d), e(2, 0))
+"""
+NUMBERS = """
+t([1]) + 2**63 | t([1]) * (2**64 - 1) | 2**63 - t([1]) | t([1]) // 2**63 | t([1]) / 2**63 | t([5]) & 2**63 | t([1]) < 2**63 | t([1]) == 2**63
+o(2) + 2**63 | o(2) / 2**63 | o(2) < 2**63 | o(2).half() * 2**63 | o(2).fill_(2**63) | t([1]).fill_(2**63) | t([1]).add_(2**63) | t([1]).char() + 2**63
+t([1]).int() // 2**63 | t([1]).int() << 2**63 | torch.add(t([1]), 1, alpha=2**63) | t([1]) ** 2**63 | t([1]).clamp(max=2**63) | t([1]) + 2**64
+torch.full((2,), 2**63, device=d) | torch.full((2,), 2**63, dtype=torch.uint64, device=d) | torch.scalar_tensor(2**63, device=d) | t([1]) + -(2**63)
+torch._foreach_add([t([1])], 2**63)[0] | torch.pow(2**63, t([1])) | o(1).long().byte().addmv(o(1, 1).byte(), o(1).byte(), alpha=-1)
+torch.add(t([1]).char(), t([1]).char(), alpha=300) | t([1]).char() ** 300 | t([1]).char() < 300
+"""
+
+
+def calls(text):
+    return [call.strip() for call in text.replace("\n", "|").split("|") if call.strip()]
+
+
+def outcome(call, device):
+    """What the call gives: dtype, shape and values (values of random calls aside), or the error."""
+    names = {
+        "torch": torch, "F": F, "math": math, "d": device, "t": lambda x: torch.tensor(x, device=device),
+        "o": lambda *s: torch.ones(*s, device=device), "e": lambda *s: torch.empty(*s, device=device),
+        "r": lambda *s: torch.arange(float(math.prod(s)), device=device).view(*s),
+        "c": torch.tensor([1 + 2j, 3 - 1j], device=device),
+    }  # fmt: skip
+    try:
+        out = eval(call, names)
+        outs = [o.cpu() for o in (out if isinstance(out, tuple) else (out,)) if o is not None]
+        return [(o.dtype, tuple(o.shape), o) for o in outs]
+    except (RuntimeError, IndexError, OverflowError) as error:
+        return error
+
+
+def agree(call):
+    """As on the CPU: the same tensors, or an error that the same `except` catches."""
+    want, got = outcome(call, "cpu"), outcome(call, "tpu")
+    if isinstance(want, Exception):
+        assert isinstance(got, Exception), f"the CPU says {want!r}, the device gives {got}"
+        kind = next(k for k in (IndexError, NotImplementedError, RuntimeError, OverflowError) if isinstance(want, k))
+        assert isinstance(got, kind), f"{got!r} for {want!r}"
+        return
+    assert not isinstance(got, Exception), f"{got!r}, and the CPU gives {want}"
+    for (dtype, shape, a), (dtype_got, shape_got, b) in zip(want, got, strict=True):
+        assert (dtype, shape) == (dtype_got, shape_got)
+        torch.testing.assert_close(b.to(torch.complex128), a.to(torch.complex128), equal_nan=True)
+
+
+@pytest.mark.parametrize("call", calls(VALUES))
+def test_a_value_is_refused_or_taken_as_on_the_cpu(call):
+    agree(call)
+
+
+@pytest.mark.parametrize("call", calls(EMPTY))
+def test_nothing_gives_nothing_or_the_error_of_the_cpu(call):
+    agree(call)
+
+
+@pytest.mark.parametrize("call", calls(NUMBERS))
+def test_integers_beyond_the_dtype_wrap_or_are_refused_as_on_the_cpu(call):
+    agree(call)
+
+
+@pytest.mark.parametrize(
+    "call", ["e(0, 3).index_add(0, t([0]), o(1, 3))", "e(0, 3).max(0)", "t([1]) + 2**63", "torch.bernoulli(-o(4))", "c < c", "e(3, 0)[t([-9])]"]
+)
+def test_deferred_ops_as_well(call):
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        agree(call)
+
+
+@pytest.mark.parametrize("call", [lambda h: h + 1j, lambda h: 1j * h, lambda h: h * torch.tensor(3 + 0j, dtype=torch.complex128), torch.Tensor.chalf])
+def test_a_dtype_that_is_missing_is_named_with_the_way_out(call):
+    with pytest.raises(RuntimeError, match="device 'tpu' has no torch.complex32: convert float16 operands to float32 first"):
+        call(torch.ones(2, dtype=torch.float16, device="tpu"))
+    assert (torch.ones(2, dtype=torch.bfloat16, device="tpu") + 1j).dtype == torch.complex64
+
+
+class Marked(torch.Tensor):
+    """A subclass without a word of its own, as libraries of quantization and metadata have them."""
+
+
+def test_a_module_with_parameters_of_a_subclass_moves():
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.arange(4.0).as_subclass(Marked))
+    module.to("tpu")
+    assert module.weight.device.type == "tpu" and isinstance(module.weight, nn.Parameter)
+    assert type(torch.ones(2).as_subclass(Marked).to("tpu")) is Marked
+    (module.weight * 2).sum().backward()
+    assert module.weight.grad.as_subclass(torch.Tensor).tolist() == [2.0] * 4
+    assert module.to("cpu").weight.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_lazy_module_that_moves_first_is_still_lazy():
+    model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(), nn.LazyConv1d(2, 1)).to("tpu")
+    out = model[1](model[0](torch.ones(2, 5, device="tpu")))
+    assert out.shape == (2, 3) and model[0].weight.shape == (3, 5) and model[1].running_mean.device.type == "tpu"
+    assert type(model[0].weight) is nn.Parameter and model[2](out[..., None]).shape == (2, 2, 1)
