@@ -35,11 +35,21 @@ class Known:
 
 
 SPARSE = "takes or gives sparse tensors, and the device holds dense ones"
+STATISTICS = "the saved statistics are those of PyTorch's meta kernel (one a channel, float32); the CPU's are empty or half"
+COLUMNS = "LAPACK on the CPU leaves its column order, which PyTorch does not promise; the values are the same"
+GARBAGE = "the CPU's kernel gives numbers like 1e36 for bfloat16 statistics: the device is right"
 
 KNOWN = (
     Known("sparse_sampled_addmm", SPARSE),
     Known("sparse_mm_reduce", SPARSE),
-)
+    Known("to_sparse", SPARSE),
+    Known("chalf", "XLA has no complex numbers of half floats"),
+    Known("native_batch_norm", STATISTICS, forms=("forward",), kinds=("shape", "dtype")),
+    Known("_native_batch_norm_legit", STATISTICS, forms=("forward",), kinds=("shape", "dtype")),
+    Known("_batch_norm_with_update", GARBAGE, dtypes=("bfloat16",), kinds=("values", "dtype")),
+    *(Known(name, COLUMNS, forms=("forward",), kinds=("strides",)) for name in (
+        "geqrf", "linalg_lstsq", "linalg_lstsq_grad_oriented")),
+)  # fmt: skip
 
 
 def of(entry: str) -> list[Known]:
