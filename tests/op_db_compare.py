@@ -1,8 +1,8 @@
 """Is what the device gave what PyTorch's CPU kernels gave: type, dtype, shape, strides, values?
 
 Floats may differ by a few roundings of their dtype, measured against the largest value around: sums are added in
-another order. A half result that differs from the CPU's may be the better one: it is then measured against the same
-call in a wider dtype (see `wider`).
+another order. A result that differs from the CPU's may be the better one: both are then measured against the same call
+in a wider dtype (`as_right`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ TOLERANCE = {
     torch.float16: (4e-3, 2e-3),
     torch.bfloat16: (3e-2, 1e-2),
 }
-WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+WIDER = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 def host(value):
@@ -74,6 +80,27 @@ def _one(got, want, values, strides) -> str | None:
     if want.layout != torch.strided:
         want, got = want.to_dense(), got.to_dense()
     return _values(host(got), host(want))
+
+
+def as_right(got, want, truth) -> bool:
+    """Is the device about as near to the truth (the call in a wider dtype) as the CPU? 4 times as far is still about."""
+    leaves = [tree.tree_leaves(v) for v in (got, want, truth)]
+    if len({len(v) for v in leaves}) != 1:
+        return False
+    for g, w, t in zip(*leaves):
+        if isinstance(w, torch.Tensor) and w.dtype in WIDER:
+            g, w, t = (host(v).to(torch.complex128 if w.is_complex() else torch.float64) for v in (g, w, t))
+            if not torch.equal(g.isfinite(), w.isfinite()) or _distance(g, t) > 4 * _distance(w, t):
+                return False
+        elif _one(g, w, True, False):
+            return False
+    return True
+
+
+def _distance(one, other) -> float:
+    far = (one - other).abs()
+    far = far[far.isfinite()]
+    return float(far.max()) if far.numel() else 0.0
 
 
 def same_strides(one, other) -> bool:

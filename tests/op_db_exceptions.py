@@ -35,9 +35,9 @@ class Known:
 
 
 SPARSE = "takes or gives sparse tensors, and the device holds dense ones"
-STATISTICS = "the saved statistics are those of PyTorch's meta kernel (one a channel, float32); the CPU's are empty or half"
+STATISTICS = "the saved statistics are those of PyTorch's meta kernel (one a channel, float32); the CPU's are empty or half floats"
 COLUMNS = "LAPACK on the CPU leaves its column order, which PyTorch does not promise; the values are the same"
-GARBAGE = "the CPU's kernel gives numbers like 1e36 for bfloat16 statistics: the device is right"
+TIES = "the CPU's sort gives equal numbers in any order where stable=False; the device keeps theirs"
 
 KNOWN = (
     Known("sparse_sampled_addmm", SPARSE),
@@ -46,7 +46,13 @@ KNOWN = (
     Known("chalf", "XLA has no complex numbers of half floats"),
     Known("native_batch_norm", STATISTICS, forms=("forward",), kinds=("shape", "dtype")),
     Known("_native_batch_norm_legit", STATISTICS, forms=("forward",), kinds=("shape", "dtype")),
-    Known("_batch_norm_with_update", GARBAGE, dtypes=("bfloat16",), kinds=("values", "dtype")),
+    Known("_batch_norm_with_update", STATISTICS, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("values", "dtype")),
+    Known("native_layer_norm", STATISTICS, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("dtype",)),
+    Known("sort", TIES, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("values",)),
+    Known("argsort", TIES, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("values",)),
+    Known("topk", TIES, forms=("forward",), dtypes=("int64", "int32", "uint8"), kinds=("values",)),
+    Known("masked_fill", "whether a 0-dim complex value fits an integer tensor is not known without waiting for it", forms=("errors",),
+          kinds=("silent",)),
     *(Known(name, COLUMNS, forms=("forward",), kinds=("strides",)) for name in (
         "geqrf", "linalg_lstsq", "linalg_lstsq_grad_oriented")),
 )  # fmt: skip

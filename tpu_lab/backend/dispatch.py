@@ -263,7 +263,8 @@ def _build(record, args, kwargs, cells, key, alias, n_floats, n_ints):
     elif _doubtful(record, tensors, args, kwargs):
         wrong = native.error(record, args, kwargs)
         if wrong is not None and (native.ABOUT_KIND.search(str(wrong)) or native.NO_KERNEL.search(str(wrong))):
-            raise wrong
+            if not native.ABOUT_VALUES.search(str(wrong)):
+                raise wrong
     if len(_signatures) >= LIMIT:
         for old in list(_signatures)[: LIMIT // 4]:
             del _signatures[old]
