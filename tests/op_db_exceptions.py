@@ -50,6 +50,7 @@ KNOWN = (
     Known("native_layer_norm", STATISTICS, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("dtype",)),
     Known("sort", TIES, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("values",)),
     Known("argsort", TIES, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("values",)),
+    Known("kthvalue", TIES, forms=("forward",), dtypes=("int64", "int32", "uint8"), kinds=("values",)),
     Known("topk", TIES, forms=("forward",), dtypes=("int64", "int32", "uint8"), kinds=("values",)),
     Known("masked_fill", "whether a 0-dim complex value fits an integer tensor is not known without waiting for it", forms=("errors",),
           kinds=("silent",)),
