@@ -9,7 +9,7 @@ import torch
 
 import tpu_lab  # noqa: F401  registers the device
 from tpu_lab import trace
-from tpu_lab.backend import executor
+from tpu_lab.backend import executor, graph
 from tpu_lab.backend.cache import cache
 
 FUSED, STRICT, DEBUG = 0, 1, 2
@@ -332,3 +332,19 @@ def test_a_program_holds_no_tensor_alive(fused):
     held = weakref.ref(x.untyped_storage()._tpu)
     del x
     assert held() is None
+
+
+def test_an_op_that_a_finalizer_records_in_the_middle_of_another_does_not_take_its_place(fused, monkeypatch):
+    real, meanwhile = graph.Node, []
+
+    def node(*args):
+        if not meanwhile:
+            meanwhile.append(None)
+            meanwhile[0] = torch.full((3,), 7.0, device="tpu")
+        return real(*args)
+
+    x = torch.ones(2, device="tpu")
+    monkeypatch.setattr(graph, "Node", node)
+    y = x + 1
+    z = y * 3
+    assert z.tolist() == [6.0, 6.0] and meanwhile[0].tolist() == [7.0] * 3

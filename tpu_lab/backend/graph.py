@@ -97,10 +97,14 @@ class Graph:
     def add(self, sig, values, floats, ints, checks=()) -> list[Pending]:
         """Record one op over values (jax.Array or Pending of this graph); its results as pending values."""
         nodes = self.nodes
+        count = len(nodes)
         start = nodes[-1].start + len(nodes[-1].results) if nodes else 0
         pending = [Pending(self, start + i) for i in range(len(sig.fresh) + len(sig.writes))]
         inputs = tuple([v.index if v.__class__ is Pending else v for v in values])
-        nodes.append(Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints, checks))
+        node = Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints, checks)
+        if len(nodes) != count:  # a finalizer, run by the garbage collector just now, has recorded ops of its own
+            return self.add(sig, values, floats, ints, checks)
+        nodes.append(node)
         return pending
 
     def writes(self, cell) -> None:
