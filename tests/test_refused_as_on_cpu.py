@@ -128,3 +128,12 @@ def test_a_lazy_module_that_moves_first_is_still_lazy():
     out = model[1](model[0](torch.ones(2, 5, device="tpu")))
     assert out.shape == (2, 3) and model[0].weight.shape == (3, 5) and model[1].running_mean.device.type == "tpu"
     assert type(model[0].weight) is nn.Parameter and model[2](out[..., None]).shape == (2, 2, 1)
+
+
+def test_data_parallel_over_the_one_device_is_the_module():
+    model = nn.Linear(3, 2)
+    wrapped = nn.DataParallel(model)
+    x = torch.ones(4, 3)
+    assert wrapped(x).device.type == "tpu" and torch.equal(wrapped(x), model(x.to("tpu")))
+    wrapped(x.to("tpu")).sum().backward()
+    assert model.bias.grad.tolist() == [4.0, 4.0] and list(wrapped.state_dict()) == ["module.weight", "module.bias"]

@@ -13,6 +13,7 @@ import threading
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils._pytree import tree_map
 
 _Module = torch.nn.Module
 
@@ -47,6 +48,22 @@ def apply() -> None:
                 _ties.known = None
 
     _Module._apply = _apply
+    _data_parallel()
+
+
+def _data_parallel() -> None:
+    """`nn.DataParallel` over the one device: inputs go there whole (torch's own scatter is CUDA code)."""
+    original = torch.nn.DataParallel.scatter
+
+    @functools.wraps(original)
+    def scatter(self, inputs, kwargs, device_ids):
+        device = self.src_device_obj
+        if device.type != "tpu":
+            return original(self, inputs, kwargs, device_ids)
+        move = functools.partial(tree_map, lambda x: x.to(device) if isinstance(x, torch.Tensor) else x)
+        return (move(tuple(inputs)),), (move(kwargs or {}),)
+
+    torch.nn.DataParallel.scatter = scatter
 
 
 def _same(old, new):
