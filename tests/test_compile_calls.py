@@ -258,3 +258,18 @@ def test_an_interrupt_in_a_compile_passes_and_the_next_call_works(monkeypatch):
         f(x)
     monkeypatch.setattr(fxgraph, "execute", real)
     close(f(x), torch.full((9,), 2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("copy", [lambda x: x.copy_(x), lambda x: x.copy_(x.clone()), lambda x: x.add_(0), lambda x: x[:].copy_(x)])
+def test_an_input_written_with_its_own_value_stays(copy, dtype):
+    def f(x):
+        copy(x)
+        return x + 1
+
+    torch._dynamo.reset()
+    run = torch.compile(f)
+    x = torch.arange(3).to(dtype).to("tpu")
+    for _ in range(2):
+        assert run(x).tolist() == [1, 2, 3]
+        assert x.tolist() == [0, 1, 2]

@@ -64,7 +64,8 @@ def trace(module, on_cpu: list[bool], plan: Plan, recipe: Recipe, static: list, 
                 storages[n]._tpu = cells[n]
             inputs.append(storage.carrier(storages[n], w))
         outputs = fxgraph.execute(module, inputs)
-        changed = [n for n, array in enumerate(arrays) if cells[n].value is not array]
+        written = {plan.array_of[i] for i in fxgraph.written(module)}  # their memory may be taken: all of them are given back,
+        changed = [n for n, array in enumerate(arrays) if cells[n].value is not array or n in written]  # x.copy_(x), too
         out = [executor.traced(cells[n]) for n in changed]
         recipe.written, recipe.used = tuple(changed), context.used
         recipe.results = _results(outputs, on_cpu, inputs, cells, out)

@@ -17,6 +17,7 @@ def lowered(target, fn: Callable, **options):
     with state.lock:
         executor.flush("synchronize")
         table, explicit = dict(registry._table), set(registry._explicit)
+        registry._explicit -= {o for o in explicit if o.overloadpacket is target}  # a packet stands for them all here
         registry.op(target, **options)(fn)
         _forget(target)
     try:
@@ -34,8 +35,9 @@ def lowered(target, fn: Callable, **options):
 
 
 def _forget(target) -> None:
-    """What is known of the op and its programs: the next call looks anew."""
+    """What is known of the op and its programs is worked out anew, in place: torch's kernels hold the records."""
     packet = getattr(target, "overloadpacket", target)
-    for overload in [o for o in dispatch._records if o.overloadpacket is packet]:
-        del dispatch._records[overload]
+    for overload, record in dispatch._records.items():
+        if overload.overloadpacket is packet:
+            record.__init__(overload)
     dispatch.clear()
