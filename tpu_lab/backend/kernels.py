@@ -269,6 +269,14 @@ def index_put(self, indices, values, accumulate=False):
     return _index_put(self, _on_device(indices, self.device), values.to(self.device), accumulate)
 
 
+def kron_out(self, other, *, out):
+    """PyTorch writes through `_unsafe_view`, which is a copy here."""
+    result = torch.kron(self, other)
+    if out.shape != result.shape:
+        resize.resize_(out, result.shape)
+    return out.copy_(result)
+
+
 def _equal(self, other):
     if self.shape != other.shape or self.dtype != other.dtype:
         return False
@@ -304,6 +312,7 @@ def register() -> None:
         aten._to_copy.default: to_copy,
         aten._local_scalar_dense.default: host.item,
         aten.equal.default: _equal,
+        aten.kron.out: kron_out,
         aten.resize_.default: resize.resize_,
         aten.set_.source_Storage: resize.set_source,
         aten.set_.source_Storage_storage_offset: resize.set_source,

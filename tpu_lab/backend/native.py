@@ -23,7 +23,7 @@ ABOUT_VALUES = re.compile("singular|MKL|distribution|rows of lengths|[Pp]ivots")
 # No meta kernel checks their arguments as the CPU does: it is asked for each signature.
 ASKED = frozenset(
     "uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_ random random_ select_scatter slice_scatter "
-    "index_select heaviside var std var_mean std_mean".split()
+    "index_select heaviside var std var_mean std_mean _histogramdd_bin_edges _histogramdd_from_bin_cts".split()
 )
 
 

@@ -11,6 +11,7 @@ from jax.scipy import linalg
 
 from tpu_lab.backend import precision
 from tpu_lab.backend.bounds import Bound, never
+from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten
@@ -248,7 +249,7 @@ def slogdet(a, contiguous):
 
 @op(aten.linalg_matrix_exp, **LINALG)
 def matrix_exp(a):
-    return linalg.expm(a) if a.size else a
+    return linalg.expm(wide(a)) if a.size else a
 
 
 @op(aten.linalg_cross)
