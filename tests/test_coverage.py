@@ -194,6 +194,6 @@ def test_a_model_of_the_lab_runs_on_torch_tpu():
 
 
 def test_the_page_of_ops_has_the_numbers_of_today(root):
-    """OPS.md is what `tpu-lab coverage --md OPS.md` writes, up to the dtypes and tests that were seen since."""
-    text = (root / "OPS.md").read_text(encoding="utf-8")
+    """OPS.md is what `tpu-lab coverage --md tpu_lab/backend/OPS.md` writes, up to the dtypes and tests that were seen since."""
+    text = (root / "tpu_lab/backend/OPS.md").read_text(encoding="utf-8")
     assert text.split("## All")[0] == page().split("## All")[0]

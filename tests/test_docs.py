@@ -61,5 +61,11 @@ def test_the_gallery_shows_every_notebook():
         assert f"({notebook.name})" in text and f"screenshots/{notebook.stem}_dark.png" in text, notebook.name
 
 
+def test_the_differences_page_counts_ops_as_the_table_does():
+    first = (ROOT / "tpu_lab/backend/OPS.md").read_text().split("\n\n")[1]
+    counts = re.findall(r"\d+", first)
+    assert len(counts) == 4 and re.search("{0} of those {1}, and {2} of {3}".format(*counts), PAGES[1].read_text()), first
+
+
 if __name__ == "__main__":
     print("".join(outputs(Path(sys.argv[1]))), end="")
