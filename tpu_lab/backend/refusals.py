@@ -18,7 +18,8 @@ CONVERTED = {
     "fill_.Scalar": (1,), "fill.Scalar": (1,), "full.default": (1,), "full_like.default": (1,), "new_full.default": (2,),
     "scalar_tensor.default": (0,), "masked_fill.Scalar": (2,), "masked_fill_.Scalar": (2,), "index_fill.int_Scalar": (3,),
     "index_fill_.int_Scalar": (3,), "clamp.default": (1, 2), "clamp_.default": (1, 2), "constant_pad_nd.default": (2,),
-    "threshold.default": (1, 2), "threshold_.default": (1, 2), "scatter.value": (3,), "scatter_.value": (3,),
+    "threshold.default": (2,), "threshold_.default": (2,), "clamp_min.default": (1,), "clamp_min_.default": (1,),
+    "clamp_max.default": (1,), "clamp_max_.default": (1,), "scatter.value": (3,), "scatter_.value": (3,),
 }  # fmt: skip
 DIVIDING = {
     "floor_divide.default", "floor_divide.Scalar", "floor_divide_.Tensor", "floor_divide_.Scalar", "remainder.Scalar",
