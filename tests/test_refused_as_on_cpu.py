@@ -23,7 +23,8 @@ torch.normal(o(2), -o(2)) | o(3).masked_scatter(t([True, True, True]), o(2)) | t
 o(2).__setitem__(0, 1j) | o(2).fill_(1 + 0j) | o(2).half().masked_fill(o(2) > 0, 1j) | (o(2) + 0j).fill_(1e300) | F.pad(o(2).char(), (1, 1), value=300)
 c < c | c >= 1 | o(2) > 1j | torch.maximum(c, c) | c.clamp(max=1) | c.sort() | c.max() | c == c | torch.where(o(2) > 0, c, c)
 o(2).half().clamp_min(1e10) | o(2).half().clamp_max(7e4) | F.threshold(o(2).half(), 1e10, 1) | F.threshold(o(2).char(), 1j, 1)
-torch.index_select(o(3), 0, t([[0]])) | torch.std(t([1, 2])) | o(2).long().char().random_(0, 300) | o(2).bool() - True
+o(2).char().masked_fill(o(2) > 0, t(300)) | o(2).char().masked_fill(o(2) > 0, t(3)) | o(2).half().masked_fill_(o(2) > 0, t(1e10))
+o(2).half().masked_fill_(o(2) > 0, t(-math.inf)) | torch.index_select(o(3), 0, t([[0]])) | torch.std(t([1, 2])) | o(2).long().char().random_(0, 300) | o(2).bool() - True
 """
 EMPTY = """
 F.embedding(t([0]), e(0, 4)) | e(0, 3)[t([0])] | e(3, 0)[t([-9])] | e(3, 0)[t([1])] | e(0, 3)[:, t([9])] | e(3, 0).index_put_((t([9]),), e(1, 0))

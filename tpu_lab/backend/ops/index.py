@@ -138,7 +138,22 @@ def put(x, index, source, accumulate=False):
     return (place.add(source) if accumulate else place.set(source)).reshape(x.shape)
 
 
-@op(aten.masked_fill)
+def _fits(x, mask, value):
+    """A 0-dim tensor is converted like a number: not if its dtype is another and it does not fit (a number: refusals.py)."""
+    if value is None or not hasattr(value, "dtype") or x.dtype == value.dtype or x.dtype == jnp.bool_:
+        return []
+    words = "value cannot be converted to the dtype of the tensor without overflow"
+    if jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(value.dtype, jnp.integer):
+        limits = jnp.iinfo(x.dtype)
+        low = limits.min or -limits.max  # unsigned types take negative numbers
+        return [never(jnp.asarray((value < low) | (value > limits.max)), words)]
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(value.dtype, jnp.floating):
+        wide = jnp.promote_types(x.dtype, value.dtype)
+        return [never(jnp.isfinite(value) & (jnp.abs(value).astype(wide) > jnp.finfo(x.dtype).max.astype(wide)), words)]
+    return []
+
+
+@op(aten.masked_fill, bounds=_fits)
 def masked_fill(x, mask, value):
     return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
 
