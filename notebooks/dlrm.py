@@ -168,14 +168,11 @@ def _(params):
         return mo.ui.slider(steps=sorted({*steps, params[name]}), value=params[name], debounce=True, show_value=True)
 
     _tables = {"one for each kind of name": False, "one for all names": True}
-    _named = {
-        "mode": ("eager mode", mo.ui.dropdown(MODES, value=params["mode"])),
-        "batch": ("batch, flights a step", _slider("batch", [128, 256, 512, 1024, 2048, 4096])),
-        "width": ("embedding width", _slider("width", [4, 8, 16, 32, 64, 128])),
-        "rows": ("rows a table has at most", _slider("rows", [16, 64, 256, 1024, 10_000])),
-        "joined": ("tables", mo.ui.dropdown(_tables, value=list(_tables)[params["joined"]])),
-    }
-    controls = mo.ui.dictionary({name: control for name, (_, control) in _named.items()})
+    # Each by itself: of a mo.ui.dictionary that is moved twice while the model trains, marimo keeps the last move alone.
+    mode = mo.ui.dropdown(MODES, value=params["mode"])
+    batch, width = _slider("batch", [128, 256, 512, 1024, 2048, 4096]), _slider("width", [4, 8, 16, 32, 64, 128])
+    rows = _slider("rows", [16, 64, 256, 1024, 10_000])
+    joined = mo.ui.dropdown(_tables, value=list(_tables)[params["joined"]])
     earlier = []  # the profiles of the last two settings
     page.stack(
         mo.md("""
@@ -183,14 +180,21 @@ def _(params):
 
         Change a control: a new model trains with it. With fewer rows than names, some names share a row.
         """),
-        page.panel(*((label, controls[name]) for name, (label, _) in _named.items())),
+        page.panel(
+            ("eager mode", mode),
+            ("batch, flights a step", batch),
+            ("embedding width", width),
+            ("rows a table has at most", rows),
+            ("tables", joined),
+        ),
     )
-    return controls, earlier
+    return batch, earlier, joined, mode, rows, width
 
 
 @app.cell
-def _(controls, earlier, late, measured, names, params):
-    chosen = dict(controls.value)
+def _(batch, earlier, joined, late, measured, mode, names, params, rows, width):
+    chosen = {"mode": mode.value, "batch": batch.value}
+    chosen |= {"width": width.value, "rows": rows.value, "joined": joined.value}
     columns = (late, measured, *names)
     short = run(chosen, params["steps"], params, columns, "Training")
     earlier[:] = [*earlier[-1:], short.profile]

@@ -153,20 +153,12 @@ class Run:
 
 
 @app.function
-def about(config, chosen):
-    """What a profile of these settings is told. Of a compiled step the model is compiled, the rest is fused."""
-    name = f"minGPT d{config.width} L{config.layers} B{chosen['batch']} T{config.block}"
-    mode = "fused" if chosen["mode"] == "compile" else chosen["mode"]
-    return {"name": name, "flops": mingpt.flops(config, chosen["batch"]), "mode": mode}
-
-
-@app.function
 def run(config, chosen, steps, device, title):
     """Train a new model for `steps` steps in one of four modes, watched by a profile."""
     torch.manual_seed(0)
     model = mingpt.Model(config).to(device)
     batches = [[part.to(device) for part in mingpt.batch(config, chosen["batch"], seed)] for seed in range(steps)]
-    with tpu_lab.profile(**about(config, chosen)) as profile:
+    with tpu_lab.profile(**lesson.about(config, chosen)) as profile:
         training = train(called(model, chosen["mode"]), batches, chosen["rate"], chosen["dtype"])
         losses = list(mo.status.progress_bar(training, total=steps, title=title, remove_on_exit=True))
     # What it learned, on text that it never saw: one program, whatever the mode above.
@@ -180,18 +172,12 @@ def _(params):
     def _slider(name, steps):
         return mo.ui.slider(steps=sorted({*steps, params[name]}), value=params[name], debounce=True, show_value=True)
 
-    _mode = mo.ui.dropdown(MODES, value=params["mode"])
-    _named = {
-        "mode": ("eager mode", _mode),
-        "dtype": ("multiplied in", mo.ui.dropdown(["float32", "bfloat16"], value=params["dtype"])),
-        "batch": ("batch, texts a step", _slider("batch", [4, 8, 16, 32])),
-        "block": ("block, characters seen", _slider("block", [16, 32, 64, 128])),
-        "layers": ("layers", _slider("layers", [1, 2, 3, 4, 6])),
-        "width": ("width", _slider("width", [32, 64, 96, 128, 192])),
-        "rate": ("learning rate", _slider("rate", [3e-4, 1e-3, 3e-3, 1e-2, 3e-2])),
-        "steps": ("steps", _slider("steps", [20, 40, 60, 100, 200])),
-    }
-    controls = mo.ui.dictionary({name: control for name, (_, control) in _named.items()})
+    # Each by itself: of a mo.ui.dictionary that is moved twice while the model trains, marimo keeps the last move alone.
+    mode = mo.ui.dropdown(MODES, value=params["mode"])
+    dtype = mo.ui.dropdown(["float32", "bfloat16"], value=params["dtype"])
+    batch, block = _slider("batch", [4, 8, 16, 32]), _slider("block", [16, 32, 64, 128])
+    layers, width = _slider("layers", [1, 2, 3, 4, 6]), _slider("width", [32, 64, 96, 128, 192])
+    rate, steps = _slider("rate", [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]), _slider("steps", [20, 40, 60, 100, 200])
     earlier = []  # the profiles of the last two settings
     page.stack(
         mo.md("""
@@ -200,16 +186,25 @@ def _(params):
         Change a control: the model trains from the start again. Try this first: **fused**, then **strict**, and compare
         the launches.
         """),
-        page.panel(*((label, controls[name]) for name, (label, _) in _named.items())),
+        page.panel(
+            ("eager mode", mode),
+            ("multiplied in", dtype),
+            ("batch, texts a step", batch),
+            ("block, characters seen", block),
+            ("layers", layers),
+            ("width", width),
+            ("learning rate", rate),
+            ("steps", steps),
+        ),
     )
-    return controls, earlier
+    return batch, block, dtype, earlier, layers, mode, rate, steps, width
 
 
 @app.cell
-def _(controls, earlier, params):
-    chosen = dict(controls.value)
-    config = mingpt.Config(layers=chosen["layers"], width=chosen["width"], block=chosen["block"], heads=4)
-    short = run(config, chosen, chosen["steps"], params["device"], f"Training in {chosen['mode']} mode")
+def _(batch, block, dtype, earlier, layers, mode, params, rate, steps, width):
+    chosen = {"mode": mode.value, "dtype": dtype.value, "batch": batch.value, "rate": rate.value}
+    config = mingpt.Config(layers=layers.value, width=width.value, block=block.value, heads=4)
+    short = run(config, chosen, steps.value, params["device"], f"Training in {mode.value} mode")
     earlier[:] = [*earlier[-1:], short.profile]
     return chosen, config, short
 
@@ -243,29 +238,12 @@ def _(params):
     return measure, now, stored
 
 
-@app.function
-def mfu(config, chosen, device):
-    """The MFU of forward and backward, without an optimizer: of three steps after one that compiles."""
-    model = mingpt.Model(config).to(device)
-    compiled = called(model, chosen["mode"])
-    ids, following = (part.to(device) for part in mingpt.batch(config, chosen["batch"]))
-
-    def step():
-        with torch.autocast(device, torch.bfloat16, enabled=chosen["dtype"] == "bfloat16"):
-            loss = mingpt.loss(compiled, ids, following)
-        loss.backward()
-        loss.item()  # runs what was only noted so far
-        model.zero_grad()
-
-    return tpu_lab.profile(step, steps=3, warmup=1, **about(config, chosen)).metrics.mfu
-
-
 @app.cell
 def _(chosen, config, measure, params):
     here = []
     if measure.value or mo.app_meta().mode == "script":
         for _length in mo.status.progress_bar(params["lengths"], title="Measuring", remove_on_exit=True):
-            here.append((_length, mfu(replace(config, block=_length), chosen, params["device"])))
+            here.append((_length, lesson.mfu(replace(config, block=_length), chosen, params["device"])))
     return (here,)
 
 

@@ -182,6 +182,15 @@ def _(bucket, bucketed, earlier, plain, requests):
     return
 
 
+@app.function
+def ahead(params):
+    """What lies beside this notebook for machines without the TPU's compiler (see tpu_lab/viz/ahead.py)."""
+    model = unet.Model(unet.Config(width=params["width"], levels=(1, 2), groups=4)).to(params["device"])
+    sizes = [torch.zeros(params["batch"], 3, *size) for size in SIZES[: params["sizes"]]]
+    profile, _ = serve(model, sizes, params["bucket"], params["mode"], params["device"])
+    return {"padded": profile.on(params["chip"])}
+
+
 @app.cell
 def _(params):
     # Compiled ahead of time for the default settings; the button does it for yours.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import tpu_lab
-from tpu_lab.lessons.runs import compiling, programs
+from tpu_lab.lessons.runs import called, compiling, programs
 from tpu_lab.models import mingpt
 from tpu_lab.profile import Profile
 from tpu_lab.viz import number, page
@@ -43,6 +43,29 @@ def mfu_curve(chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tu
         at=lengths,
         ticks=lengths,
     )
+
+
+def about(config: mingpt.Config, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a profile of these settings is told. Of a compiled step the model is compiled, the rest is fused."""
+    name = f"minGPT d{config.width} L{config.layers} B{chosen['batch']} T{config.block}"
+    mode = "fused" if chosen["mode"] == "compile" else chosen["mode"]
+    return {"name": name, "flops": mingpt.flops(config, chosen["batch"]), "mode": mode}
+
+
+def mfu(config: mingpt.Config, chosen: Mapping[str, Any], device: str) -> float | None:
+    """The MFU of forward and backward, without an optimizer: of three steps after one that compiles."""
+    model = mingpt.Model(config).to(device)
+    compiled = called(model, chosen["mode"])
+    ids, following = (part.to(device) for part in mingpt.batch(config, chosen["batch"]))
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=chosen["dtype"] == "bfloat16"):
+            loss = mingpt.loss(compiled, ids, following)
+        loss.backward()
+        loss.item()  # runs what was only noted so far
+        model.zero_grad()
+
+    return tpu_lab.profile(step, steps=3, warmup=1, **about(config, chosen)).metrics.mfu
 
 
 def at_most(config: mingpt.Config, batch: int, compiled: Any) -> float:
