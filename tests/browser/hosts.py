@@ -1,7 +1,8 @@
 """The views inside real pages of JupyterLab and marimo: `python tests/browser/hosts.py out/ --jupyter PATH/TO/jupyter`.
 
-Each view is shown by the host itself, light and dark, in a window of 1100 and of 760 px; look at the pictures. Without
---jupyter only marimo's are made: JupyterLab is no requirement of the tests.
+Each view of screens.py is shown by the host itself, light and dark, in a window of 1100 and of 760 px, and once more in
+a wider face. What is cut or too pale is printed; the rest is for the eye. Without --jupyter only marimo's pictures are
+made: JupyterLab is no requirement of the tests.
 """
 
 from __future__ import annotations
@@ -23,46 +24,67 @@ import nbformat
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import screenshots as browser  # noqa: E402
-from fixtures import recorded, traces  # noqa: E402
+import screens  # noqa: E402
+from test_views_fit import CUT  # noqa: E402
 
-from tpu_lab.profile import VIEWS, Profile  # noqa: E402
-
-WIDTHS = (1100, 760)
-
-
-def profile(name: str) -> Profile:
-    """A fixture's profile: "stored" for the recording, else a made-up trace."""
-    return Profile.from_json(recorded.FILE) if name == "stored" else Profile(getattr(traces, name)(), peak_flops=182e9)
+WIDE = "DejaVu Sans"
+SHOTS = [(scheme, width, "") for scheme in ("light", "dark") for width in (1100, 760)] + [("light", 760, WIDE)]
 
 
-def marimo_pages(folder: Path, shown: list[tuple[str, str]]) -> dict[str, Path]:
-    """A marimo notebook a view."""
-    pages = {}
-    for fixture, name in shown:
-        page = folder / f"{fixture}_{name}.py"
-        page.write_text(
-            '# /// script\n# [tool.marimo.display]\n# theme = "system"\n# ///\nimport marimo\n\n'
-            'app = marimo.App(width="full")\n\n\n@app.cell\ndef _():\n    import sys\n\n'
-            f"    sys.path[:0] = [{str(HERE)!r}]\n    import hosts\n\n    hosts.profile({fixture!r}).view({name!r})\n    return\n"
-        )
-        pages[f"{fixture}_{name}"] = page
-    return pages
+def marimo_page(folder: Path, names: list[str]) -> Path:
+    """One marimo notebook with a cell a view, the picker first."""
+    page = folder / "views.py"
+    cells = [f"@app.cell\ndef _(screens):\n    screens.Stored({str(folder)!r}, {name!r})\n    return\n" for name in names]
+    page.write_text(
+        '# /// script\n# [tool.marimo.display]\n# theme = "system"\n# ///\nimport marimo\n\napp = marimo.App(width="full")\n\n\n'
+        f"@app.cell\ndef _():\n    import sys\n\n    sys.path[:0] = [{str(HERE)!r}]\n    import screens\n    return (screens,)\n\n\n"
+        f"@app.cell\ndef _(screens):\n    screens.Profile.from_json({str(folder / 'profile.json')!r}).ui()\n    return\n\n\n"
+        + "\n\n".join(cells)
+    )
+    return page
 
 
-def marimo(out: Path, folder: Path, shown) -> list[str]:
-    """Pictures of the views in marimo; what the pages complained of."""
-    complaints = []
-    for name, page in marimo_pages(folder, shown).items():
-        with browser.served(page) as url:
-            for scheme in ("light", "dark"):
-                for width in WIDTHS:
-                    with browser.opened(url, scheme, width=width, scale=2) as (tab, seen):
-                        tab.locator(".tl").first.wait_for(timeout=120_000)
-                        tab.wait_for_timeout(500)
-                        browser.whole(tab)
-                        tab.screenshot(path=out / f"marimo_{name}_{scheme}_{width}.png")
-                        complaints += seen.errors
-    return complaints
+def notebook(folder: Path, names: list[str]) -> Path:
+    """The same for Jupyter, as the outputs of cells that ran."""
+    book = nbformat.v4.new_notebook()
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    for number, name in enumerate(names, 1):
+        data = json.loads((folder / f"{name}.bundle").read_text(encoding="utf-8"))
+        output = nbformat.v4.new_output("execute_result", data, execution_count=number)
+        book.cells.append(nbformat.v4.new_code_cell(f"p.{name}", execution_count=number, outputs=[output]))
+    path = folder / "views.ipynb"
+    nbformat.write(book, path)
+    return path
+
+
+def pictures(tab, names: list[str], out: Path, start: str, font: str) -> list[str]:
+    """A picture of each view of an open page, of each of its folds opened, too; what is cut."""
+    if font:
+        tab.add_style_tag(content=f".tl, .tl *:not(code) {{ font-family: '{font}' !important }}")
+    found = []
+    roots = tab.locator(".tl")
+    for number, name in enumerate(names):
+        roots.nth(number).screenshot(path=out / f"{name}_{start}.png")
+    tab.evaluate("document.querySelectorAll('.tl details').forEach(fold => fold.open = true)")
+    tab.wait_for_timeout(500)
+    for number, name in enumerate(names):
+        found += [f"{name} {start}: {cut}" for cut in roots.nth(number).evaluate(f"root => ({CUT})(root)")]
+        roots.nth(number).screenshot(path=out / f"{name}_{start}_open.png")
+    return found
+
+
+def marimo(out: Path, folder: Path, names: list[str], scale: float) -> list[str]:
+    """Pictures of the views in marimo; what the page complained of, and what is cut."""
+    found = []
+    with browser.served(marimo_page(folder, names)) as url:
+        for scheme, width, font in SHOTS:
+            with browser.opened(url, scheme, width=width, scale=scale) as (tab, seen):
+                tab.locator(".tl").nth(len(names) - 1).wait_for(timeout=120_000, state="attached")
+                tab.wait_for_timeout(1000)
+                start = f"marimo_{scheme}_{width}{'_wide' if font else ''}"
+                tab.locator("marimo-table").first.locator("xpath=ancestor::*[contains(@class, 'output')][1]").screenshot(path=out / f"ui_{start}.png")
+                found += pictures(tab, names, out, start, font) + [f"{start}: {error}" for error in seen.errors]
+    return found
 
 
 @contextlib.contextmanager
@@ -71,15 +93,19 @@ def lab(jupyter: str, folder: Path, theme: str):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
-    settings.mkdir(parents=True, exist_ok=True)
-    (settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": theme}))
-    quiet = settings / "notification.jupyterlab-settings"
-    quiet.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    settings = folder / "settings" / "@jupyterlab"
+    for file, values in (
+        ("apputils-extension/themes", {"theme": theme}),
+        ("apputils-extension/notification", {"fetchNews": "false", "checkForUpdates": False}),
+        ("notebook-extension/tracker", {"windowingMode": "none"}),  # draw every cell, seen or not
+    ):
+        path = settings / f"{file}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
     env = {**os.environ, "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "JUPYTER_CONFIG_DIR": str(folder / "config"),
            "JUPYTER_DATA_DIR": str(folder / "data"), "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces")}  # fmt: skip
-    for notebook in folder.glob("*.ipynb"):  # an untrusted page loses its style
-        subprocess.run([jupyter, "trust", str(notebook)], env=env, check=True, capture_output=True)
+    for path in folder.glob("*.ipynb"):  # an untrusted page loses its style
+        subprocess.run([jupyter, "trust", str(path)], env=env, check=True, capture_output=True)
     server = subprocess.Popen(
         [jupyter, "lab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--IdentityProvider.token=",
          f"--ServerApp.root_dir={folder}"],
@@ -97,26 +123,22 @@ def lab(jupyter: str, folder: Path, theme: str):
         server.wait(20)
 
 
-def jupyter_lab(jupyter: str, out: Path, folder: Path, shown) -> None:
-    """Pictures of the views in JupyterLab, as the outputs of a notebook that is trusted."""
-    for fixture, name in shown:
-        notebook = nbformat.v4.new_notebook()
-        notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        data = profile(fixture).view(name)._repr_mimebundle_()
-        output = nbformat.v4.new_output("execute_result", data, execution_count=1)
-        notebook.cells = [nbformat.v4.new_code_cell(f"p.{name}", execution_count=1, outputs=[output])]
-        nbformat.write(notebook, folder / f"{fixture}_{name}.ipynb")
-    for scheme, theme in (("light", "JupyterLab Light"), ("dark", "JupyterLab Dark")):
-        with lab(jupyter, folder, theme) as url:
-            for fixture, name in shown:
-                for width in WIDTHS:
-                    with browser.opened(url, scheme, width=width, height=3200, scale=2) as (tab, _):
-                        tab.goto(f"{url}/doc/tree/{fixture}_{name}.ipynb?reset")
-                        tab.locator(".tl").first.wait_for(timeout=120_000)
-                        tab.wait_for_timeout(1500)
-                        tab.locator(".tl").first.screenshot(
-                            path=out / f"jupyterlab_{fixture}_{name}_{scheme}_{width}.png"
-                        )
+def jupyter_lab(jupyter: str, out: Path, folder: Path, names: list[str], scale: float) -> list[str]:
+    """Pictures of the views in JupyterLab, as the outputs of a notebook that is trusted; what is cut."""
+    found = []
+    path = notebook(folder, names)
+    for theme in ("light", "dark"):
+        with lab(jupyter, folder, f"JupyterLab {theme.title()}") as url:
+            for scheme, width, font in SHOTS:
+                if scheme != theme:
+                    continue
+                with browser.opened(url, scheme, width=width, height=2400, scale=scale) as (tab, _):
+                    tab.goto(f"{url}/doc/tree/{path.name}?reset")
+                    tab.locator(".tl").nth(len(names) - 1).wait_for(timeout=120_000, state="attached")
+                    tab.wait_for_timeout(2000)
+                    start = f"jupyter_{scheme}_{width}{'_wide' if font else ''}"
+                    found += pictures(tab, names, out, start, font)
+    return found
 
 
 def main() -> None:
@@ -124,17 +146,19 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--jupyter", help="the `jupyter` command of an environment that has jupyterlab")
     parser.add_argument("--only", choices=("marimo", "jupyter"))
-    parser.add_argument(
-        "views", nargs="*", help="fixture.view, such as mingpt.summary (default: each view of the recording)"
-    )
+    parser.add_argument("--views", type=Path, help="a folder that screens.py filled; without it the views are made first")
+    parser.add_argument("--scale", type=float, default=2, help="pixels of a picture to a pixel of the page")
+    parser.add_argument("names", nargs="*", help="views of screens.py; default: all of them")
     args = parser.parse_args()
-    shown = [tuple(v.split(".")) for v in args.views] or [("stored", name) for name in VIEWS]
     args.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        if args.only != "jupyter":
-            print(*marimo(args.out, Path(folder), shown), sep="\n")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.views or Path(temporary)
+        names = [path.stem for path in sorted(folder.glob("*.bundle"))] or screens.write(folder)
+        names = [name for name in names if not args.names or name in args.names]
+        found = marimo(args.out, folder, names, args.scale) if args.only != "jupyter" else []
         if args.jupyter and args.only != "marimo":
-            jupyter_lab(args.jupyter, args.out, Path(folder), shown)
+            found += jupyter_lab(args.jupyter, args.out, folder, names, args.scale)
+        print(*found, sep="\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # What is shown of each notebook: from one heading to another.
 PARTS = {
-    "resnet": ("Train a few steps, and look", "Let it learn"),
+    "resnet": ("Train a few steps, and look", "What the tile wastes"),
     "hello": (None, "What we saw"),
     "your_model": ("What a TPU's compiler joins", "What to change"),
     "modes": ("Four modes on one time axis", "What a mode costs"),

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Elements may end in an ellipsis where the stylesheet says so (shapes and paths, with the whole in `title`).
-CUT = """() => [...document.querySelectorAll('.tl *')].filter(e => {
-  if (e.closest('svg') || e.closest('.vh') || e.tagName === 'STYLE') return false;
+CUT = """(root) => [...(root ?? document.querySelector('.tl')).querySelectorAll('*')].filter(e => {
+  if (e.closest('svg') || e.closest('.vh, .scroll') || e.tagName === 'STYLE') return false;
   const style = getComputedStyle(e);
   const hides = style.overflowX !== 'visible' && style.textOverflow !== 'ellipsis' && e.scrollWidth > e.clientWidth + 1;
-  const out = e.getBoundingClientRect().right > document.querySelector('.tl').getBoundingClientRect().right + 1;
+  const out = e.getBoundingClientRect().right > e.closest('.tl').getBoundingClientRect().right + 1;
   return hides || (out && style.display !== 'none' && !e.closest('.el'));
 }).map(e => e.className + ': ' + e.textContent.slice(0, 60))"""
 

@@ -260,11 +260,10 @@ def _table(groups: list[Group], limit: int | None, sort: str | None, per: str) -
         rest.append(len(every) - 1)
     folded = sum(every[i].ns for i in rest)
     bound, least = any(g.timing == "bound" for g in groups), "\u2265 "
-    more = (
-        f"{number.plural(sum(every[i].times for i in rest), 'more group')}, {least if bound else ''}{number.time(folded)}"
-        if rest
-        else ""
-    )
+    hidden = sum(every[i].times for i in rest) - len(added)  # what the compiler adds is no group, see fusions.users
+    counts = [number.plural(hidden, "more group")] if hidden else []
+    counts += [number.plural(len(added), "copy the compiler adds", "copies the compiler adds")] if added else []
+    more = f"{' and '.join(counts)}, {least if bound else ''}{number.time(folded)}" if rest else ""
     what = "roofline bound" if bound else "time"
     timing = next((g.timing for g in groups if g.timing), "")
     return Table(
