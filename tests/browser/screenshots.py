@@ -1,5 +1,7 @@
 """Pictures of the notebooks for the README and the gallery's cards: `make screenshots`.
 
+    python tests/browser/screenshots.py modes       those of one notebook
+
 Each notebook is opened in Chromium through marimo's own server, in light and dark, and saved at twice the pixels.
 Also the helpers of the browser tests: a server, and a browser that cannot leave this machine.
 """
@@ -201,25 +203,27 @@ def card(url: str, notebook: Path) -> None:
     shrink(file)
 
 
-def main(folder: Path) -> int:
-    """Save every notebook, light and dark, into `folder`, and its card; the exit code."""
+def main(names: list[str]) -> int:
+    """Save the notebooks of these names (all if none is given), light and dark, and their cards; the exit code."""
     if chromium() is None:
         print(f"No Chromium found (looked for {', '.join(CHROMIUM)}). On Debian: apt-get install chromium")
         return 1
-    folder.mkdir(parents=True, exist_ok=True)
-    for notebook in sorted((ROOT / "notebooks").glob("*.py")):
+    if unknown := set(names) - set(PARTS):
+        print(f"No notebook {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+        return 2
+    for notebook in (ROOT / "notebooks" / f"{name}.py" for name in names or PARTS):
         with served(notebook) as url:
             card(url, notebook)
             for scheme in ("light", "dark"):
                 with opened(url, scheme, scale=2) as (page, seen):
                     settle(page, "What we saw")
                     whole(page)
-                    file = folder / f"{notebook.stem}_{scheme}.png"
+                    file = notebook.parent / "screenshots" / f"{notebook.stem}_{scheme}.png"
                     page.screenshot(path=file, clip=part(page, *PARTS[notebook.stem]))
                     shrink(file)
-                    print(file.relative_to(ROOT) if file.is_relative_to(ROOT) else file, *seen.errors, sep="\n  ")
+                    print(file.relative_to(ROOT), *seen.errors, sep="\n  ", flush=True)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "notebooks" / "screenshots"))
+    sys.exit(main(sys.argv[1:]))
