@@ -16,10 +16,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 # What is shown of each notebook: from one heading to another.
@@ -28,12 +31,12 @@ PARTS = {
     "hello": (None, "What we saw"),
     "your_model": ("What a TPU's compiler joins", "What to change"),
     "modes": ("Four modes on one time axis", "What a mode costs"),
-    "mingpt": ("Train, and look", "Let it write"),
+    "mingpt": ("Train, and look", "A longer sequence"),
     "dlrm": ("Train a few steps, and look", "Each op under its roof"),
     "unet": ("Photographs come in many sizes", "The same programs on a TPU v6e"),
 }
 CARDS = {
-    "resnet": "What the tile wastes",
+    "resnet": "Train a few steps, and look",
     "hello": "The same four ops: 4 launches in strict mode, 1 in fused",
     "your_model": "What a TPU's compiler joins",
     "modes": "Four modes on one time axis",
@@ -50,10 +53,10 @@ def chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def served(notebook: Path):
+def served(notebook: Path, **env: str):
     """The URL of a notebook on a marimo server in run mode, on 127.0.0.1; it ends with the block."""
     command = ["marimo", "run", str(notebook), "--no-token", "--host", "127.0.0.1"]
-    with serving(command) as (url, _):
+    with serving(command, **env) as (url, _):
         yield url
 
 
@@ -68,15 +71,15 @@ def gallery():
 
 
 @contextlib.contextmanager
-def serving(command: list[str]):
-    """(URL, process) of `python -m command`, once it answers on a free port of 127.0.0.1."""
+def serving(command: list[str], **env: str):
+    """(URL, process) of `python -m command`, once it answers on a free port of 127.0.0.1; env: variables it also has."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", *command, "--headless", "--port", str(port)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -152,8 +155,6 @@ def smaller(name: str, values: dict, folder: Path) -> Path:
 
 def ground(page) -> float:
     """How bright the page's lower left corner is, 0 to 255."""
-    from PIL import Image
-
     size = page.viewport_size
     shot = page.screenshot(clip={"x": 0, "y": size["height"] - 5, "width": 5, "height": 5})
     with Image.open(io.BytesIO(shot)) as image:
@@ -182,46 +183,52 @@ def part(page, first: str | None, after: str | None, margin: int = 28) -> dict:
     return {"x": 0, "y": top, "width": size["width"], "height": bottom - top}
 
 
-def shrink(file: Path) -> None:
-    """Save a PNG with 256 colours: a third of the size, and the eye sees none of it."""
-    from PIL import Image
-
-    with Image.open(file) as image:
-        small = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    small.save(file, optimize=True)
-
-
-def card(url: str, notebook: Path) -> None:
-    """Save the picture that marimo shows on the notebook's card: 1000 x 525 pixels from a heading on, in light."""
-    file = notebook.parent / "__marimo__" / "assets" / notebook.stem / "opengraph.png"
+def small(image: Image.Image, file: Path) -> None:
+    """Save a picture with 256 colours: a third of the size, and the eye sees none of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with opened(url, "light", width=1000) as (page, _):
-        settle(page, "What we saw")
+    image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+
+
+def shoot(page, clip: dict) -> Image.Image:
+    """What the page shows within `clip`, at the page's own scale."""
+    return Image.open(io.BytesIO(page.screenshot(clip=clip)))
+
+
+def pictures(notebook: Path, folder: Path) -> Seen:
+    """Save a notebook, light and dark, and the picture of its card, which marimo wants to be 1000 x 525 pixels.
+
+    All are of one run, as it is the first time, when nothing was compiled or measured before: then programs are misses.
+    """
+    assets = notebook.parent / "__marimo__" / "assets" / notebook.stem
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        served(notebook, XDG_CACHE_HOME=empty) as url,
+        opened(url, "light", scale=2) as (page, seen),
+    ):
+        settle(page, "What we saw", 300)
         whole(page)
+        shown = part(page, *PARTS[notebook.stem])
+        small(shoot(page, shown), folder / f"{notebook.stem}_light.png")
         top = part(page, CARDS[notebook.stem], None)["y"]
-        page.screenshot(path=file, clip={"x": 0, "y": top, "width": 1000, "height": 525})
-    shrink(file)
+        card = shoot(page, {"x": 60, "y": top, "width": 1280, "height": 672})
+        small(card.resize((1000, 525), Image.Resampling.LANCZOS), assets / "opengraph.png")
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_timeout(2000)
+        small(shoot(page, shown), folder / f"{notebook.stem}_dark.png")
+        return seen
 
 
 def main(names: list[str]) -> int:
-    """Save the notebooks of these names (all if none is given), light and dark, and their cards; the exit code."""
+    """Save the pictures of the notebooks of these names, of all if none is given; the exit code."""
     if chromium() is None:
         print(f"No Chromium found (looked for {', '.join(CHROMIUM)}). On Debian: apt-get install chromium")
         return 1
     if unknown := set(names) - set(PARTS):
         print(f"No notebook {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
         return 2
-    for notebook in (ROOT / "notebooks" / f"{name}.py" for name in names or PARTS):
-        with served(notebook) as url:
-            card(url, notebook)
-            for scheme in ("light", "dark"):
-                with opened(url, scheme, scale=2) as (page, seen):
-                    settle(page, "What we saw")
-                    whole(page)
-                    file = notebook.parent / "screenshots" / f"{notebook.stem}_{scheme}.png"
-                    page.screenshot(path=file, clip=part(page, *PARTS[notebook.stem]))
-                    shrink(file)
-                    print(file.relative_to(ROOT), *seen.errors, sep="\n  ", flush=True)
+    for name in names or PARTS:
+        seen = pictures(ROOT / "notebooks" / f"{name}.py", ROOT / "notebooks" / "screenshots")
+        print(name, *seen.errors, sep="\n  ", flush=True)
     return 0
 
 

@@ -30,6 +30,7 @@ class Show:
     key: str
     changed: re.Pattern  # what the page says afterwards
     figure: int = 0  # the view that changes: which of the page
+    at_once: tuple[int, str, str] | None = None  # a slider that is moved right after, its key, and what only both make
 
 
 SHOWS = (
@@ -39,6 +40,7 @@ SHOWS = (
         0,
         "ArrowLeft",
         re.compile("^What changed: "),
+        at_once=(1, "ArrowRight", "minGPT d32 L1 B4 T32"),
     ),
     Show("resnet", {"channels": 4, "batch": 8, "steps": 4}, 1, "ArrowRight", re.compile("^What changed: ")),
     Show("dlrm", {"batch": 256, "width": 4, "rows": 16, "steps": 6}, 0, "ArrowLeft", re.compile("^What changed: ")),
@@ -91,6 +93,11 @@ def test_a_control_changes_the_numbers_and_the_picture(show, tmp_path):
 
         page.get_by_role("slider").nth(show.slider).focus()
         page.keyboard.press(show.key)
+        if show.at_once:
+            other, key, both = show.at_once
+            page.get_by_role("slider").nth(other).focus()
+            page.keyboard.press(key)
+            page.get_by_text(both).first.wait_for(timeout=180_000)
         page.get_by_text(show.changed).first.wait_for(timeout=180_000)
         page.wait_for_timeout(500)
         assert figure.screenshot() != before and figure.inner_text() != told
