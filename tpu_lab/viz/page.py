@@ -256,7 +256,7 @@ def curve(
         out.append(f'<text x="{right + 8:.1f}" y="{place + 4:.1f}">{escape(name)}</text>')
     svg = (
         f'<svg role="img" aria-label="{escape(finding)}" viewBox="0 0 {width} {height}" fill="currentColor" '
-        'style="display:block;width:100%;max-width:600px;height:auto;font:12px system-ui,sans-serif;'
+        'style="display:block;width:100%;max-width:520px;height:auto;font:12px system-ui,sans-serif;'
         f'font-variant-numeric:tabular-nums"><title>{escape(finding)}</title>{"".join(out)}</svg>'
     )
     return Piece(f'<div>{heading(finding).html}<div style="height:12px"></div>{svg}</div>', finding)
