@@ -14,7 +14,7 @@ from typing import Any
 import marimo as mo
 
 from tpu_lab import fusions
-from tpu_lab.viz import linked
+from tpu_lab.viz import linked, number
 from tpu_lab.viz.marks import KINDS
 
 ROWS = 8  # of a table at once; it has pages and a search
@@ -69,8 +69,10 @@ def picker(profile, picked: dict | None = None) -> Picker:
         raise ValueError(f"op {picked['op']} is not in the step that the views draw: that has ops {first} to {last}")
     tables = {"op": ops, "line": _sums(ops, "line"), "fusion": _sums(ops, "fusion")}
     elements = {kind: _table(kind, rows, (picked or {}).get(kind)) for kind, rows in tables.items()}
-    page = mo.vstack(
-        [mo.Html("{op}"), mo.hstack([mo.Html("{line}"), mo.Html("{fusion}")], widths="equal", gap=2)], gap=1
+    page = mo.Html(  # lines and fusions side by side where there is room for both
+        '<div style="display:grid;grid-template-columns:minmax(0,1fr);gap:16px">{op}<div style="display:grid;gap:16px 32px;'
+        'grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr))"><div style="min-width:0">{line}</div>'
+        '<div style="min-width:0">{fusion}</div></div></div>'
     )
     return Picker(profile, page, elements)
 
@@ -91,4 +93,5 @@ def _table(kind: str, rows: list[dict], chosen):
     return mo.ui.table(
         rows, selection="single", initial_selection=first or None, page_size=ROWS, label=f"pick {'an' if kind == 'op' else 'a'} {kind}",
         show_column_summaries=False, show_data_types=False, show_download=False,
+        format_mapping={"ms": number.sig}, text_justify_columns={"ms": "right"} if rows else None,
     )  # fmt: skip

@@ -23,18 +23,21 @@ import nbformat
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-import screenshots as browser  # noqa: E402
 import screens  # noqa: E402
+import screenshots as browser  # noqa: E402
 from test_views_fit import CUT  # noqa: E402
 
 WIDE = "DejaVu Sans"
+HEIGHT = 2800  # of the window: what is higher is cut in the picture, for both hosts scroll inside the page
 SHOTS = [(scheme, width, "") for scheme in ("light", "dark") for width in (1100, 760)] + [("light", 760, WIDE)]
 
 
 def marimo_page(folder: Path, names: list[str]) -> Path:
     """One marimo notebook with a cell a view, the picker first."""
     page = folder / "views.py"
-    cells = [f"@app.cell\ndef _(screens):\n    screens.Stored({str(folder)!r}, {name!r})\n    return\n" for name in names]
+    cells = [
+        f"@app.cell\ndef _(screens):\n    screens.Stored({str(folder)!r}, {name!r})\n    return\n" for name in names
+    ]
     page.write_text(
         '# /// script\n# [tool.marimo.display]\n# theme = "system"\n# ///\nimport marimo\n\napp = marimo.App(width="full")\n\n\n'
         f"@app.cell\ndef _():\n    import sys\n\n    sys.path[:0] = [{str(HERE)!r}]\n    import screens\n    return (screens,)\n\n\n"
@@ -78,11 +81,13 @@ def marimo(out: Path, folder: Path, names: list[str], scale: float) -> list[str]
     found = []
     with browser.served(marimo_page(folder, names)) as url:
         for scheme, width, font in SHOTS:
-            with browser.opened(url, scheme, width=width, scale=scale) as (tab, seen):
+            with browser.opened(url, scheme, width=width, height=HEIGHT, scale=scale) as (tab, seen):
                 tab.locator(".tl").nth(len(names) - 1).wait_for(timeout=120_000, state="attached")
                 tab.wait_for_timeout(1000)
                 start = f"marimo_{scheme}_{width}{'_wide' if font else ''}"
-                tab.locator("marimo-table").first.locator("xpath=ancestor::*[contains(@class, 'output')][1]").screenshot(path=out / f"ui_{start}.png")
+                tab.locator("marimo-table").first.locator(
+                    "xpath=ancestor::*[contains(@class, 'output')][1]"
+                ).screenshot(path=out / f"ui_{start}.png")
                 found += pictures(tab, names, out, start, font) + [f"{start}: {error}" for error in seen.errors]
     return found
 
@@ -132,7 +137,7 @@ def jupyter_lab(jupyter: str, out: Path, folder: Path, names: list[str], scale: 
             for scheme, width, font in SHOTS:
                 if scheme != theme:
                     continue
-                with browser.opened(url, scheme, width=width, height=2400, scale=scale) as (tab, _):
+                with browser.opened(url, scheme, width=width, height=HEIGHT, scale=scale) as (tab, _):
                     tab.goto(f"{url}/doc/tree/{path.name}?reset")
                     tab.locator(".tl").nth(len(names) - 1).wait_for(timeout=120_000, state="attached")
                     tab.wait_for_timeout(2000)
@@ -146,10 +151,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--jupyter", help="the `jupyter` command of an environment that has jupyterlab")
     parser.add_argument("--only", choices=("marimo", "jupyter"))
-    parser.add_argument("--views", type=Path, help="a folder that screens.py filled; without it the views are made first")
+    parser.add_argument(
+        "--views", type=Path, help="a folder that screens.py filled; without it the views are made first"
+    )
     parser.add_argument("--scale", type=float, default=2, help="pixels of a picture to a pixel of the page")
     parser.add_argument("names", nargs="*", help="views of screens.py; default: all of them")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.views or Path(temporary)

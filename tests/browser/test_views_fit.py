@@ -22,7 +22,7 @@ CUT = """(root) => [...(root ?? document.querySelector('.tl')).querySelectorAll(
   const style = getComputedStyle(e);
   const hides = style.overflowX !== 'visible' && style.textOverflow !== 'ellipsis' && e.scrollWidth > e.clientWidth + 1;
   const out = e.getBoundingClientRect().right > e.closest('.tl').getBoundingClientRect().right + 1;
-  return hides || (out && style.display !== 'none' && !e.closest('.el'));
+  return hides || (out && style.display !== 'none' && !e.closest('.el, .code'));
 }).map(e => e.className + ': ' + e.textContent.slice(0, 60))"""
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup, escape
 
 from tpu_lab.viz import number
 
@@ -93,6 +94,11 @@ def clean(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", " ", str(text))
 
 
+def soft(name: str) -> Markup:
+    """A name that, where it is too long for its column, goes on in the next line after a dot or an underscore."""
+    return Markup(re.sub(r"(?<=\w)([._])(?=\w)", r"\1<wbr/>", str(escape(clean(name)))))
+
+
 @functools.lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
     """Autoescape is on for all templates: what a user wrote can only ever be text."""
@@ -105,7 +111,13 @@ def environment() -> jinja2.Environment:
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
     env.filters.update(
-        time=number.time, sig=number.sig, count=number.count, percent=number.percent, size=number.size, cell=number.cell
+        time=number.time,
+        sig=number.sig,
+        count=number.count,
+        percent=number.percent,
+        size=number.size,
+        cell=number.cell,
+        soft=soft,
     )
     env.globals.update(GLYPH=GLYPH, WORD=WORD, paint=paint, word=word, plural=number.plural)
     return env
