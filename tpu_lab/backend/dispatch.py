@@ -12,7 +12,19 @@ import torch
 from torch.utils import flop_counter
 
 from tpu_lab import trace
-from tpu_lab.backend import decomp, executor, native, precision, recorder, registry, rng, signature, state, storage
+from tpu_lab.backend import (
+    decomp,
+    executor,
+    interrupts,
+    native,
+    precision,
+    recorder,
+    registry,
+    rng,
+    signature,
+    state,
+    storage,
+)
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import window
 
@@ -245,9 +257,10 @@ def _build(record, args, kwargs, cells, key, alias, n_floats, n_ints):
         if wrong is not None:
             raise wrong
     try:
-        sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
-        if not sig.resize and state.thread.tracing is None:
-            signature.check_traceable(sig, n_floats, n_ints)
+        with interrupts.hold():
+            sig = signature.build(record, args, kwargs, windows, alias or tuple(range(len(cells))), state.compiler_options)
+            if not sig.resize and state.thread.tracing is None:
+                signature.check_traceable(sig, n_floats, n_ints)
     except torch.OutOfMemoryError:
         raise
     except Exception as found:

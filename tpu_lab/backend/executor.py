@@ -135,52 +135,56 @@ def flush(reason: str | None) -> None:
     needs more memory than there is, it is dropped: tensors that it would have written keep what they held before, and
     reading one of its other results says that it is lost.
     """
-    global graph
     with state.lock:
         if not graph.nodes:
             return
-        active = trace.active
-        start = _now() if active is not None else 0
-        plan = graph.plan(state.compiler_options)
-        if plan is None:  # nobody holds a result: nothing to run
-            graph = Graph()
-            return
-        reason = reason or (_waiting[0] if _waiting else "item")  # the outermost: a fallback copies to the CPU
-        made, program = None, cache.get(plan.key)
-        if program is None:
-            try:
-                program = made = _compile_graph(plan)
-            except Refused:
-                raise  # nothing is wrong with the graph
-            except Exception:
-                if graph.failed:  # twice: it would stand in the way of every later op
-                    _drop()
-                else:
-                    graph.failed = True
-                raise
-        try:
-            room.check_program(program, where.site)
-        except torch.OutOfMemoryError:
-            _drop()
-            raise
         with interrupts.hold():
-            done, graph = graph, Graph()
-            at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
-            done.nodes = []  # drop our references to the leaves: donation needs them gone
-            before = _now() if active is not None else 0
-            arrays, token = program.call(plan.floats, plan.ints, *plan.leaves)
-            after = _now() if active is not None else 0
-            for pending, array in zip(plan.alive, arrays, strict=True):
-                pending.array = array
-        if plan.checks:
-            bounds.watch(token, plan.checks)
-        if active is not None:
-            counts = launches.Counts(len(plan.leaves), len(arrays), len(plan.donated))
-            times = (start, before, after)
-            taken = [plan.leaves[n] for n in plan.donated]
-            site = where.site()
-            launches.record(active, program, made, reason, "fused", site, times, counts, token, plan.leaves, arrays, at, taken)
-            owners.settle(plan.alive)
+            _run_graph(reason)
+
+
+def _run_graph(reason: str | None) -> None:
+    global graph
+    active = trace.active
+    start = _now() if active is not None else 0
+    plan = graph.plan(state.compiler_options)
+    if plan is None:  # nobody holds a result: nothing to run
+        graph = Graph()
+        return
+    reason = reason or (_waiting[0] if _waiting else "item")  # the outermost: a fallback copies to the CPU
+    made, program = None, cache.get(plan.key)
+    if program is None:
+        try:
+            program = made = _compile_graph(plan)
+        except Refused:
+            raise  # nothing is wrong with the graph
+        except Exception:
+            if graph.failed:  # twice: it would stand in the way of every later op
+                _drop()
+            else:
+                graph.failed = True
+            raise
+    try:
+        room.check_program(program, where.site)
+    except torch.OutOfMemoryError:
+        _drop()
+        raise
+    done, graph = graph, Graph()
+    at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
+    done.nodes = []  # drop our references to the leaves: donation needs them gone
+    before = _now() if active is not None else 0
+    arrays, token = program.call(plan.floats, plan.ints, *plan.leaves)
+    after = _now() if active is not None else 0
+    for pending, array in zip(plan.alive, arrays, strict=True):
+        pending.array = array
+    if plan.checks:
+        bounds.watch(token, plan.checks)
+    if active is not None:
+        counts = launches.Counts(len(plan.leaves), len(arrays), len(plan.donated))
+        times = (start, before, after)
+        taken = [plan.leaves[n] for n in plan.donated]
+        site = where.site()
+        launches.record(active, program, made, reason, "fused", site, times, counts, token, plan.leaves, arrays, at, taken)
+        owners.settle(plan.alive)
 
 
 def _drop() -> None:

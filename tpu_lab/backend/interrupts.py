@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gc
 import queue
 import signal
 import sys
@@ -30,36 +31,50 @@ _clear_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
 _main = threading.main_thread()
 _wanted: queue.SimpleQueue = queue.SimpleQueue()
 _helper: threading.Thread | None = None
+_current: Press | None = None  # what the helper raised last
 _door = threading.RLock()  # the main thread has it while nothing may be raised there, the helper while it raises
 
 
-class Gate:
-    """A SIGINT handler around another one: it never raises where it is called, unless `direct` says that it is safe."""
+class Press:
+    """One Ctrl-C on its way to the main thread."""
 
-    direct = None  # an exception to raise at once
-    asked = False  # one waits already for the end of a `hold`
-    answered = False  # that one is no longer wanted: a second came and was raised
+    __slots__ = ("done", "kind")
+
+    def __init__(self, kind: type):
+        self.kind, self.done = kind, False
+
+
+class Gate:
+    """A SIGINT handler around another one: it never raises where it is called, unless nothing else would help."""
+
+    waiting: Press | None = None  # it waits for the end of a `hold`
+    woken: Press | None = (
+        None  # the helper sent a signal of its own, so that this one is raised in a call that waits in C
+    )
 
     def __init__(self, inner):
         self.inner = inner
 
     def __call__(self, number, frame):
-        error, Gate.direct = Gate.direct, None
-        if error is not None:
-            _clear_in(_main.ident, None)
-            if not _door._is_owned():
-                raise error
-        else:
-            try:
-                self.inner(number, frame)
-                return
-            except BaseException as raised:
-                error = raised
-        if Gate.asked:
-            Gate.asked, Gate.answered = False, True
-            raise error
-        Gate.asked = _door._is_owned()
-        _wanted.put(type(error))
+        press, Gate.woken = Gate.woken, None
+        if press is not None:  # mostly it was raised on the way in here, at the first bytecode
+            if not press.done:
+                _clear_in(_main.ident, None)
+                if not _door._is_owned():
+                    press.done = True
+                    raise press.kind
+                _wanted.put(press)
+            return
+        try:
+            self.inner(number, frame)
+        except BaseException as error:
+            press = Press(type(error))
+            if Gate.waiting is not None:
+                Gate.waiting.done, Gate.waiting = True, None
+                raise
+            if _door._is_owned():
+                Gate.waiting = press
+            _wanted.put(press)
 
 
 def gated() -> bool:
@@ -88,11 +103,24 @@ def after_fork() -> None:
 
 @contextlib.contextmanager
 def hold():
-    """Inside the block, on the main thread, Ctrl-C waits; a second Ctrl-C does not, so no block can hang for good.
+    """Inside the block nothing comes in between: the garbage collector stands still, whose callbacks and finalizers may
+    run ops, and on the main thread Ctrl-C waits; a second Ctrl-C does not, so no block can hang for good.
 
     For what must be whole: values that change hands, and jax at work on a program, which an exception at the wrong
     bytecode leaves in the middle of a trace.
     """
+    collecting = gc.isenabled()
+    try:
+        gc.disable()
+        with _waits():
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _waits():
     if threading.current_thread() is not _main or _door._is_owned():
         yield
     elif gated():
@@ -101,7 +129,7 @@ def hold():
             yield
         finally:
             if _door._is_owned():
-                Gate.asked = False
+                Gate.waiting = None
                 _door.release()
     elif (previous := signal.getsignal(signal.SIGINT)) is None:  # a handler that is not Python's
         yield
@@ -122,11 +150,11 @@ def _marked(kind: type) -> type:
 
     def __init__(self, *args):  # noqa: N807
         kind.__init__(self, *args)
-        cls.delivered += 1
+        Gate.woken = None
+        if _current is not None:
+            _current.done = True
 
-    cls = type(
-        kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__, "delivered": 0, "kind": kind}
-    )
+    cls = type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__, "kind": kind})
     cls.__qualname__ = kind.__qualname__
     return cls
 
@@ -135,27 +163,25 @@ def _again(hook, dropped) -> None:
     """`sys.unraisablehook`: an exception of ours that nobody could catch is raised anew; others are told as before."""
     kind = getattr(dropped.exc_type, "kind", None)
     if dropped.exc_type is not None and kind is not None and dropped.exc_type is _marked(kind):
-        _wanted.put(kind)
+        _wanted.put(Press(kind))
     else:
         hook(dropped)
 
 
 def _deliver() -> None:
+    global _current
     while True:
-        plain = _wanted.get()
-        kind = _marked(plain)
-        before = kind.delivered
+        press = _wanted.get()
         with _door:
-            if Gate.answered:
-                Gate.answered = False
+            if press.done:
                 continue
-            _raise_in(_main.ident, kind)
+            _current = press
+            _raise_in(_main.ident, _marked(press.kind))
         end = time.monotonic() + PATIENCE
-        while kind.delivered == before and time.monotonic() < end:
+        while not press.done and time.monotonic() < end:
             time.sleep(0.001)
-        if kind.delivered == before and isinstance(signal.getsignal(signal.SIGINT), Gate):
-            Gate.direct = plain()
+        if not press.done and gated():
+            Gate.woken = press
             signal.pthread_kill(_main.ident, signal.SIGINT)
-            while Gate.direct is not None and kind.delivered == before:
+            while Gate.woken is press and not press.done:
                 time.sleep(0.001)
-            Gate.direct = None  # the first one came through after all: the next Ctrl-C may not be raised just anywhere
