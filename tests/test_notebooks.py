@@ -384,6 +384,7 @@ def test_resnet_learns_and_shows_where_fusions_end(notebook):
 def test_resnet_on_a_tpu_joins_norms_and_fills_the_lanes_with_the_batch():
     stored = ahead.of("resnet")
     groups = stored["groups"].rows
+    assert groups.launch.nunique() == 1, "one step, as on the CPU beside it"
     joined, convolutions = resnet_lesson.with_company(groups[~groups.compiler.str.contains("CPU")])
     assert joined > convolutions / 2
     factors = [row["held"] / row["useful"] for row in stored["padding"]]

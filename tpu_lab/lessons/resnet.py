@@ -81,7 +81,7 @@ def ahead(params: Mapping[str, Any]) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
 
-        seen = tpu_lab.profile(step, warmup=1, mode="fused", name=f"ResNet C{params['channels']} B{batch}")
+        seen = tpu_lab.profile(step, steps=3, warmup=2, mode="fused", name=f"ResNet C{params['channels']} B{batch}")
         made[batch] = seen.on(params["chip"])
     padding = [
         {"batch": batch, "useful": int(own.logical.sum()), "held": int(own.held.sum())}
