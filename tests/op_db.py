@@ -38,15 +38,13 @@ ALL_FORMS = (*forms.FORMS, "errors")
 DTYPES = tuple("float32 float64 bfloat16 float16 int64 int32 uint8 bool complex64".split())
 # What the tests run: (dtype, form, mode, samples): strict runs each op as a program of its own, fused all samples as one
 PLAN = (
-    ("float32", "forward", "strict", 1),
-    ("float32", "forward", "fused", 3),
+    ("float32", "forward", "fused", 2),
     ("float32", "inplace", "strict", 1),
     ("float32", "out", "strict", 1),
-    ("float32", "errors", "strict", 3),
-    ("float32", "backward", "strict", 1),
-    ("float32", "backward", "fused", 2),
-    ("bfloat16", "forward", "fused", 2),
-    ("int64", "forward", "fused", 2),
+    ("float32", "errors", "strict", 2),
+    ("float32", "backward", "fused", 1),
+    ("bfloat16", "forward", "fused", 1),
+    ("int64", "forward", "fused", 1),
 )
 QUICK = (("xla_backend_optimization_level", 0), ("xla_llvm_disable_expensive_passes", True))  # values, not speed
 # It puts the generator back, and then nobody sees that a call was random: `run` seeds each call.

@@ -64,7 +64,7 @@ def test_the_gallery_shows_every_notebook():
 def test_the_differences_page_counts_ops_as_the_table_does():
     first = (ROOT / "tpu_lab/backend/OPS.md").read_text().split("\n\n")[1]
     counts = re.findall(r"\d+", first)
-    assert len(counts) == 4 and re.search("{0} of those {1}, and {2} of {3}".format(*counts), PAGES[1].read_text()), first
+    assert len(counts) == 4 and re.search("{} of those {}, and {} of {}".format(*counts), PAGES[1].read_text()), first
 
 
 if __name__ == "__main__":

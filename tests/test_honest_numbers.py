@@ -180,3 +180,35 @@ def test_an_attention_that_is_one_op_counts_half_too():
 
 def m_ops(p):
     return [op for op in p.metrics.ops_in(p.metrics.span) if op.kind == "matmul"]
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_products_of_every_form_count_and_gradients_of_grouped_convolutions_too(mode):
+    a, b, v = (torch.ones(*shape, device="tpu") for shape in ((4, 5), (5, 6), (5,)))
+    c, w, out = torch.ones(4, 6, device="tpu"), torch.ones(4, device="tpu"), torch.empty(4, 6, device="tpu")
+    with tpu_lab.profile(mode=mode, peak_flops=1e12) as p:
+        torch.mm(a, b, out=out)
+        c.addmm_(a, b)
+        kept = [torch.mv(a, v), torch.addmv(w, a, v), torch.dot(v, v), torch.addbmm(c, a.expand(2, 4, 5), b.expand(2, 5, 6))]
+    assert [op.flops for op in p.trace.ops if op.flops] == [240, 240, 40, 40, 10, 480]
+    del kept
+    conv = torch.nn.Conv2d(4, 8, 3, groups=4, padding=1).to("tpu")
+    x = torch.ones(2, 4, 8, 8, device="tpu")
+    once = 2 * 2 * 64 * 8 * 9  # 2 images, 8 x 8 places, 8 channels out, 9 taps of 1 channel in
+    with tpu_lab.profile(mode=mode, peak_flops=1e12) as p:
+        conv(x).sum().backward()
+        conv(x.requires_grad_()).sum().backward()
+    assert [op.flops for op in p.trace.ops if op.flops] == [once, once, once, 2 * once]
+
+
+def test_a_fused_function_without_an_optimizer_runs_in_its_own_step():
+    a = torch.ones(64, 64, device="tpu")
+    p = tpu_lab.profile(lambda: (a @ a).sum(), steps=3, mode="fused", peak_flops=1e12)
+    assert [len(r.ops) for r in p.trace.launches] == [2, 2, 2]
+    assert p.metrics.flops == 2 * 64**3
+
+
+@pytest.mark.parametrize("peak", [0, -1.0, float("nan")])
+def test_a_peak_that_nothing_has_is_refused(peak):
+    with pytest.raises(ValueError, match="peak_flops"):
+        tpu_lab.profile(lambda: None, peak_flops=peak)

@@ -95,7 +95,7 @@ def test_wrong_calls_teach():
     with pytest.raises(TypeError, match="a with block runs once"):
         with tpu_lab.profile(steps=3):
             pass
-    with pytest.raises(ValueError, match="at least one step"):
+    with pytest.raises(ValueError, match="steps=0: a whole number from 1 on"):
         tpu_lab.profile(step, 1, steps=0)
     with pytest.raises(ValueError, match="no view 'fusion'"):
         Profile(traces.empty()).view("fusion")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 from typing import Any, Callable
 
 from tpu_lab.session import Session
@@ -235,8 +236,12 @@ def profile(
     """
     if mode is not None and mode not in MODES:
         raise ValueError(f"mode={mode!r}: choose one of {', '.join(MODES)}")
-    if steps < 1 or warmup < 0:
-        raise ValueError(f"steps={steps}, warmup={warmup}: at least one step and no negative warm-up")
+    for option, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("limit", limit, 1)):
+        if type(value) is not int or value < least:
+            raise ValueError(f"{option}={value!r}: a whole number from {least} on")
+    for option, number in (("flops", flops), ("peak_flops", peak_flops)):
+        if number is not None and not (isinstance(number, (int, float)) and 0 < number < math.inf):
+            raise ValueError(f"{option}={number!r}: a number above 0, or leave it out")
     session = Session(
         steps, warmup, mode, limit, lines, name, functools.partial(Profile, flops=flops, peak_flops=peak_flops)
     )

@@ -81,6 +81,7 @@ class Session:
         try:
             for call in range(self._warmup + self._steps):
                 profile.value = fn(*args, **(kwargs or {}))
+                _hook("executor", "flush")("step end")  # what a fused call deferred is this step's
                 trace.marks.append(("call end", time.perf_counter_ns()))
                 _cpu(trace)
                 if call + 1 == self._warmup:
@@ -218,7 +219,7 @@ def _block_end(file: str, line: int) -> int:
     """The last line of the with statement that begins at `line`; `line` when the source is not to be had."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, SystemError):  # the last: CPython's parser in several threads at once
         return line
     ends = [n.end_lineno for n in ast.walk(tree) if isinstance(n, (ast.With, ast.AsyncWith)) and n.lineno == line]
     return max((e for e in ends if e), default=line)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 
 import torch
-from torch.utils import flop_counter
 
 from tpu_lab import trace
 from tpu_lab.backend import (
     decomp,
     executor,
+    flops,
     interrupts,
     native,
     precision,
@@ -65,7 +65,7 @@ class Record:
         self.multi = len(self.written) > 1 or any("[]" in str(a.type) for a in self.schema.arguments if a.alias_info)
         self.multi = self.multi or (bool(self.written) and "List[Tensor]" in str(self.schema.arguments[0].type))
         twin = self.functional or overload
-        self.flop_formula = flop_counter.flop_registry.get(twin.overloadpacket)
+        self.flop_formula = flops.formula(twin.overloadpacket)
         self.decompose = None if self.lowering is not None else decomp.find(self.functional)
         self.device_kw = any(a.name == "device" for a in self.schema.arguments)
 

@@ -13,7 +13,7 @@ import jax
 import torch
 from torch.fx import Node
 
-from tpu_lab.backend import dispatch, dtypes, registry, state, storage
+from tpu_lab.backend import dispatch, dtypes, flops, registry, state, storage
 
 _aten = torch.ops.aten
 _SIZES = {
@@ -219,7 +219,7 @@ def _has_node(value) -> bool:
 
 
 def _flops(node: Node) -> int:
-    """By PyTorch's own formulas (torch.utils.flop_counter), as for eager ops; 0 where there is none."""
+    """As for eager ops, see flops.py; 0 where there is no formula."""
     formula = dispatch.record_of(node.target).flop_formula
     if formula is None:
         return 0
@@ -236,9 +236,9 @@ def _flops(node: Node) -> int:
         out = meta(node) if isinstance(value, torch.Tensor) else tuple(
             torch.empty(_concrete(v.shape), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v for v in value
         )  # fmt: skip
-        return int(formula(*args, **kwargs, out_val=out))
-    except Exception:  # a formula that does not know this form of the call: no figure rather than a wrong one
+    except Exception:  # a node without known shapes
         return 0
+    return flops.count(formula, args, kwargs, out)
 
 
 def _module(stack) -> str:

@@ -16,7 +16,20 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from tpu_lab.backend import bounds, dtypes, lowering, meta, overlap, precision, registry, rng, room, storage, where
+from tpu_lab.backend import (
+    bounds,
+    dtypes,
+    flops,
+    lowering,
+    meta,
+    overlap,
+    precision,
+    registry,
+    rng,
+    room,
+    storage,
+    where,
+)
 from tpu_lab.backend.meta import tensors_in
 from tpu_lab.backend.window import Base, Window, contiguous_strides, is_contiguous
 
@@ -104,7 +117,8 @@ def build(record, args, kwargs, windows: list[Window], alias, options) -> Signat
     sig.out_text = tuple(dtypes.aval(f.size, f.dtype) for f in sig.fresh) or tuple(repr(windows[i]) for i in sig.writes)
     sig.static = tuple(_static(record, args, kwargs))
     sig.nbytes = _nbytes(record, sig)
-    sig.flops = _flops(record, metas, kmetas, fresh)
+    out = computed if computed is not None else declared
+    sig.flops = flops.count(record.flop_formula, metas, kmetas, tuple(out) if isinstance(out, list) else out)
     return sig
 
 
@@ -341,14 +355,3 @@ def _nbytes(record, sig) -> int:
     outs = [i for i, name in enumerate(sig.names) if name.partition("[")[0] in record.outs]
     read = sum(sizes) - sum(sizes[i] for i in {*unread, *outs})
     return read + sum(sizes[i] for i in sig.writes) + sum(math.prod(f.size) * f.dtype.itemsize for f in sig.fresh)
-
-
-def _flops(record, metas, kmetas, fresh) -> int:
-    """FLOPs by PyTorch's own formulas (torch.utils.flop_counter; one multiply-add = 2); elementwise work counts 0."""
-    formula = record.flop_formula
-    if formula is None or not fresh:
-        return 0
-    try:
-        return int(formula(*metas, **kmetas, out_val=fresh[0] if len(fresh) == 1 else tuple(fresh)))
-    except Exception:  # a formula that does not know this form of the call: no figure rather than a wrong one
-        return 0
