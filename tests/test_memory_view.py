@@ -234,3 +234,18 @@ def test_the_curve_stays_small_with_many_points():
     with pytest.raises(ValueError, match="sorts by bytes, not by 'time'"):
         memory.draw(m, sort="time")
     assert memory.draw(Metrics(Trace(ops=[op(0)]))).title.startswith("No launch ran")
+
+
+def test_what_is_older_is_no_temporary_result_of_the_optimizer():
+    old = torch.ones(10_000_000).to("tpu")  # large beside whatever other tests of this process left
+    layer = torch.nn.Linear(64, 64).to("tpu")
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        layer(torch.ones(4, 64, device="tpu")).sum().backward()
+        optimizer.step()
+
+    p = tpu_lab.profile(step, steps=2, warmup=1, mode="debug", peak_flops=1e12)
+    assert "temporary results" not in p.memory.title and "made before the profile" in str(p.memory)
+    assert old.numel() == 10_000_000

@@ -149,6 +149,8 @@ def test_what_fn_raises_goes_through_and_the_state_is_back():
 def test_wrong_calls_are_told():
     with pytest.raises(ValueError, match="'quick' is none of debug, strict"):
         tpu_lab.compare_modes(lambda: 0, modes=("quick",))
+    with pytest.raises(ValueError, match="choose some of debug, strict"):
+        tpu_lab.compare_modes(lambda: 0, modes=())
     with pytest.raises(ValueError, match="at least one step"):
         tpu_lab.compare_modes(lambda: 0, steps=0)
     with pytest.raises(TypeError, match="needs a function"):

@@ -230,3 +230,28 @@ def test_published_peaks_are_per_device_and_unknown_chips_have_none():
     mine = chips.given(5e12, "tpu", "TPU v5e")
     assert (mine.flops, mine.label, mine.bandwidth) == (5e12, "given as peak_flops", 0.82e12)
     assert chips.given(5e12, "tpu", "TPU v99").bandwidth is None
+
+
+def test_what_runs_nothing_when_it_is_called_is_refused():
+    def numbers():
+        yield 1
+
+    async def wait():
+        return 1
+
+    for fn, what in ((numbers, "a generator function"), (wait, "an async function")):
+        with pytest.raises(TypeError, match=f"{what} runs nothing when it is called.*with tpu_lab.profile"):
+            tpu_lab.profile(fn)
+        with pytest.raises(TypeError, match=what):
+            tpu_lab.profile()(fn)
+
+
+def test_rows_of_a_block_do_not_say_a_step():
+    layer = torch.nn.Linear(48, 48).to("tpu")
+    x = torch.ones(16, 48, device="tpu")
+    block = tpu_lab.profile(lambda: layer(x).sum().backward(), peak_flops=1e12)
+    names = list(block.summary.rows.name)
+    assert "ops in the block" in names and "model FLOPs in the block" in names and "ops a step" not in names
+    steady = tpu_lab.profile(lambda: layer(x).sum().backward(), warmup=1, steps=2, peak_flops=1e12)
+    rows = steady.summary.rows.set_index("name").value
+    assert rows["model FLOPs a step"] == 2 * 2 * 16 * 48 * 48

@@ -137,6 +137,7 @@ def test_the_process_is_as_before(tmp_path, monkeypatch):
         (["--view", "ops,nope", "train.py"], "there is no view 'nope'"),
         (["--sort", "wasted", "--view", "ops", "train.py"], "add --view"),
         (["train.py", "--html"], "expected one argument"),
+        (["--json", "nowhere/out.json", "train.py"], "there is no folder nowhere to write out.json into"),
     ],
 )
 def test_mistakes_are_one_sentence_and_run_nothing(folder, monkeypatch, capsys, words, sentence):

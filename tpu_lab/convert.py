@@ -40,6 +40,8 @@ def convert(arguments: argparse.Namespace) -> int:
     try:
         notebook = json.loads(arguments.notebook.read_text(encoding="utf-8"))
         cells = notebook["cells"]
+        if not isinstance(cells, list) or not all(isinstance(c, dict) and "source" in c for c in cells):
+            raise TypeError
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a Jupyter notebook (nbformat 4)"
         print(f"tpu-lab convert: cannot read {arguments.notebook}: {why}", file=sys.stderr)

@@ -56,6 +56,10 @@ def compare_modes(
     modes: which of debug, strict, fused, compiled. name, flops, peak_flops: as for tpu_lab.profile.
     An exception of fn goes through, state restored. RuntimeError inside an active profile; ValueError for a wrong mode.
     """
+    if isinstance(modes, str):
+        modes = (modes,)
+    if not modes:
+        raise ValueError(f"compare_modes(modes=()): choose some of {', '.join(MODES)}")
     for mode in modes:
         if mode not in MODES:
             raise ValueError(f"compare_modes(modes=...): {mode!r} is none of {', '.join(MODES)}")

@@ -6,6 +6,7 @@ Options come before the code, and the code may hold any `-x` itself: `split` fin
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from typing import Any
 
@@ -134,6 +135,9 @@ def check(args, views: tuple[str, ...], orders) -> None:
             targets.target(args.chip)
         except ValueError as error:
             raise Mistake(str(error)) from None
+    for path in (args.html, args.trace, args.csv, args.json, args.text):
+        if path and path != "-" and not os.path.isdir(os.path.dirname(path) or "."):
+            raise Mistake(f"there is no folder {os.path.dirname(path)} to write {os.path.basename(path)} into: make it first")
     variable = getattr(args, "variable", None)
     if variable and not variable.isidentifier():
         raise Mistake(f"-v wants a name to store the profile in, not {variable!r}")

@@ -59,6 +59,7 @@ class Session:
 
     def __call__(self, fn: Callable) -> Callable:
         """As a decorator: each call is profiled, `fn.profile` is the last one, the value goes through."""
+        _runs_when_called(fn)
 
         @functools.wraps(fn)
         def profiled(*args, **kwargs):
@@ -73,6 +74,7 @@ class Session:
 
     def run(self, fn: Callable, args=(), kwargs=None, keep=None) -> Profile:
         """Call fn warmup + steps times, each call a step. keep: gets `.profile` even if fn raises."""
+        _runs_when_called(fn)
         profile = self._begin(None, fn)
         trace = profile.trace
         if keep is not None:
@@ -95,6 +97,7 @@ class Session:
         return profile
 
     def _begin(self, frame, fn: Callable | None = None) -> Profile:
+        importlib.import_module("torch._dynamo")  # seconds, once: PyTorch's meta kernels ask for it, and would inside the block
         profile = self._new()
         stack = contextlib.ExitStack()
         with stack:
@@ -213,6 +216,16 @@ def where(frame, fn: Callable | None) -> dict:
         return where if code.co_name == "<lambda>" else {"name": code.co_name, **where}
     file, line = frame.f_code.co_filename, frame.f_lineno
     return {"file": file, "line": line, "end_line": _block_end(file, line)}
+
+
+def _runs_when_called(fn: Callable) -> None:
+    """A generator or a coroutine function runs nothing when it is called: say so, instead of "no op ran"."""
+    for is_one, what in ((inspect.iscoroutinefunction, "an async function"), (inspect.isgeneratorfunction, "a generator function")):
+        if is_one(fn):
+            raise TypeError(
+                f"tpu_lab.profile({getattr(fn, '__name__', 'fn')}): {what} runs nothing when it is called. Profile the code "
+                "that drives it: with tpu_lab.profile() as p: ..."
+            )
 
 
 def _block_end(file: str, line: int) -> int:

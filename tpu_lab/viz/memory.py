@@ -129,7 +129,8 @@ def _sentences(m: Metrics) -> tuple[str, str]:
     shares = {state: at_peak["weights"] + at_peak["optimizer"], "gradients": at_peak["gradients"], "activations": at_peak["activations"]}
     whole = launch is not None and len({o.phase for o in map(use.op, launch.ops) if o is not None}) > 1
     if op is not None and op.phase == "optimizer" and not whole:
-        shares["its temporary results"] = at_peak["other"]
+        known = sum(h.bytes for h in use.holdings(use.peak) if h.band == "other" and not h.line)  # from the host, or older
+        shares["its temporary results"] = at_peak["other"] - known
     what, most = max(shares.items(), key=lambda pair: pair[1])
     rest = f"; {what} are {number.percent(most / top, 2)} of it" if most else ""
     if whole:

@@ -31,8 +31,9 @@ def rows(m: Metrics):
             ]
             out.append((part, "total", split.total / 1e6, "ms", 1.0, ""))
             out.append((part, "hidden host work", split.hidden / 1e6, "ms", None, ""))
-    out.append(("work", "model FLOPs a step", m.flops, "FLOP", None, ""))
-    out.append(("work", "bytes of launches a step", m.bytes, "B", None, ""))
+    a_step = "a step" if m.steady else "in the block"
+    out.append(("work", f"model FLOPs {a_step}", m.flops, "FLOP", None, ""))
+    out.append(("work", f"bytes of launches {a_step}", m.bytes, "B", None, ""))
     if m.peak:
         out.append(("work", "peak", m.peak.flops, "FLOP/s", None, m.peak.source))
         out.append(("work", "MFU", m.mfu, "", m.mfu, m.peak.label))
@@ -40,8 +41,8 @@ def rows(m: Metrics):
     out += [("cache", name, float(n), "launches", None, "") for name, n in m.outcomes().items()]
     out.append(("count", "steps", float(len(m.steps)), "", None, ""))
     out.append(("count", "steady steps", float(len(m.steady)), "", None, ""))
-    out.append(("count", "ops a step", float(len(m.ops_in(m.span))), "", None, ""))
-    out.append(("count", "launches a step", float(len(m.launches_in(m.span))), "", None, ""))
+    out.append(("count", f"ops {a_step}", float(len(m.ops_in(m.span))), "", None, ""))
+    out.append(("count", f"launches {a_step}", float(len(m.launches_in(m.span))), "", None, ""))
     out.append(("count", "dropped records", float(m.trace.dropped), "", None, ""))
     total = sum(c.ns for c in m.costs)
     for c in m.costs[:TOP]:
