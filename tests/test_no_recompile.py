@@ -159,3 +159,12 @@ def test_guards_nest_and_wrong_numbers_teach():
     for after in (-1, True, 1.5):
         with pytest.raises(ValueError, match="the number of steps that may compile"):
             tpu_lab.no_recompile(after=after)
+
+
+def test_a_step_by_hand_in_fused_mode_ends_with_its_launch():
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        with pytest.raises(RuntimeError, match="in step 4, and no_recompile"), tpu_lab.no_recompile(after=2) as guard:
+            for n in (50, 50, 50, 59):
+                kept = (torch.ones(n, device="tpu") * 2).sum()
+                guard.step()
+        assert guard.steps == 3 and kept.item() == 118

@@ -74,8 +74,9 @@ class no_recompile:  # noqa: N801  a context manager is written as a function is
         return guarded
 
     def step(self) -> None:
-        """A step has ended. Optimizer steps are no longer counted."""
+        """A step has ended: what it deferred is launched. Optimizer steps are no longer counted."""
         self._by_hand = True
+        executor.flush("step end")
         self._count()
 
     def _count(self) -> None:

@@ -39,7 +39,7 @@ def compare_modes(
     warmup: int = 2,
     state: Any = None,
     cpu: Callable | bool | None = None,
-    modes: tuple[str, ...] = MODES,
+    modes: str | tuple[str, ...] = MODES,
     name: str | None = None,
     flops: float | None = None,
     peak_flops: float | None = None,
