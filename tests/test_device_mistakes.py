@@ -73,14 +73,16 @@ def test_layouts_the_device_does_not_hold_are_one_sentence():
 def test_an_op_without_lowering_names_the_call_and_the_line(monkeypatch):
     from tpu_lab.backend import fallback
 
+    library = torch.library.Library("mistakes", "DEF")  # every op of PyTorch with a dense kernel has a lowering
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
     x = torch.tensor([0.5, 1.0])
-    torch.testing.assert_close(torch.special.airy_ai(x.to("tpu")).cpu(), torch.special.airy_ai(x))
+    assert torch.ops.mistakes.twice(x.to("tpu")).tolist() == [1, 2]
     monkeypatch.setattr(fallback, "policy", "error")
     with pytest.raises(
-        NotImplementedError,
-        match=r"aten::special_airy_ai has no TPU lowering at .*test_device_mistakes.py:\d+: .*\n.*x\.cpu",
+        NotImplementedError, match=r"mistakes::twice has no TPU lowering at .*test_device_mistakes.py:\d+: .*\n.*x\.cpu"
     ):
-        torch.special.airy_ai(x.to("tpu"))
+        torch.ops.mistakes.twice(x.to("tpu"))
 
 
 # --- random numbers ------------------------------------------------------------------------------------------------
