@@ -52,8 +52,6 @@ KNOWN = (
     Known("argsort", TIES, forms=("forward",), dtypes=("bfloat16", "float16"), kinds=("values",)),
     Known("kthvalue", TIES, forms=("forward",), dtypes=("int64", "int32", "uint8"), kinds=("values",)),
     Known("topk", TIES, forms=("forward",), dtypes=("int64", "int32", "uint8"), kinds=("values",)),
-    Known("masked_fill", "whether a 0-dim complex value fits an integer tensor is not known without waiting for it", forms=("errors",),
-          kinds=("silent",)),
     *(Known(name, COLUMNS, forms=("forward",), kinds=("strides",)) for name in (
         "geqrf", "linalg_lstsq", "linalg_lstsq_grad_oriented")),
 )  # fmt: skip

@@ -158,8 +158,12 @@ def test_nothing_is_watched_when_no_profile_is_active():
 
     from tpu_lab.backend import live
 
+    gc.collect()
+    older = {id(a) for a in jax.live_arrays()}  # what other tests left, and their profiles with it
+
     def watched():
-        return [r for a in jax.live_arrays() for r in weakref.getweakrefs(a) if r.__callback__ is not None]
+        new = [a for a in jax.live_arrays() if id(a) not in older]
+        return [r for a in new for r in weakref.getweakrefs(a) if r.__callback__ is not None]
 
     with tpu_lab.profile(mode="debug", peak_flops=1e12) as p:
         torch.ones(8, device="tpu") + 1

@@ -106,7 +106,7 @@ def recorded(request):
 
 
 # What has no record: a new name for the same memory, and memory that nobody has written. Neither does anything.
-FREE = {"aten.detach.default", "aten.empty.memory_format"}
+FREE = {"aten.detach.default", "aten.alias.default", "aten.empty.memory_format"}
 # What torch's C++ makes of a call before it reaches a device that has no kernel of its own for it.
 MADE_OF = {
     "aten.binary_cross_entropy_with_logits.default": "log_sigmoid_forward empty_like fill_ sub_ mul_ sub_ mean".split(),

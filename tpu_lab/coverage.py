@@ -142,7 +142,7 @@ def how(name: str) -> str:
         return "built in"
     if short in host_bound.READ_FIRST:
         return "lowered"
-    record = dispatch.record_of(overload)
+    record = dispatch.Record(overload)  # by the table, whatever happened in this process
     if record.lowering is not None:
         return "lowered"
     if record.decompose is not None:
