@@ -253,3 +253,35 @@ def test_what_is_older_is_no_temporary_result_of_the_optimizer():
     p = tpu_lab.profile(step, steps=2, warmup=1, mode="debug", peak_flops=1e12)
     assert "temporary results" not in p.memory.title and "made before the profile" in str(p.memory)
     assert old.numel() == 10_000_000
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused", "compiled"])
+def test_what_is_written_in_place_stays_whose_it_was(mode):
+    layer = torch.nn.Linear(300, 300, bias=False).to("tpu")
+    optimizer = torch.optim.AdamW(layer.parameters())
+    x, fresh = torch.ones(4, 300, device="tpu"), torch.ones(300, 300)
+    weight = layer.weight.detach()  # the same memory under another name
+
+    def by_hand():
+        with torch.no_grad():
+            weight.mul_(0.5)
+        return 0
+
+    scale = torch.compile(by_hand) if mode == "compiled" else by_hand
+    with tpu_lab.profile(mode="strict" if mode == "compiled" else mode, peak_flops=1e12) as p:
+        layer(x).sum().backward()
+        optimizer.step()
+        torch.tpu.synchronize()
+        scale()
+        torch.tpu.synchronize()
+        layer(x).sum().item()
+        weight.copy_(fresh)
+        weight[0].zero_()
+        layer(x).sum().item()
+        layer.weight.grad.add_(1)
+        torch.tpu.synchronize()
+    size = weight.nbytes
+    use = MemoryUse(p.metrics)
+    assert list(use.bands["weights"][1:]) and set(use.bands["weights"][1:].tolist()) <= {size, 2 * size}
+    alive = [(h.owner, h.name) for h in p.trace.held if h.died is None and h.bytes == size]
+    assert alive.count(("weights", "weight")) == 1 and alive.count(("gradients", "weight")) == 1

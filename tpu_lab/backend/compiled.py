@@ -30,6 +30,7 @@ from tpu_lab.backend import (
     host,
     interrupts,
     kernels,
+    owners,
     precision,
     rng,
     room,
@@ -114,6 +115,8 @@ class CompiledGraph:
                 counts = len(arrays), len(out), donated
                 taken = [arrays[n] for n in plan.donate] if donated else ()
                 compiled_records.write(self, active, program, made, start, before, after, counts, token, arrays, out, taken)
+                for n in recipe.written:
+                    owners.wrote(cells[plan.first[n]])
             if checks:
                 bounds.watch(token, checks)
             if state.mode() is state.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING:

@@ -17,6 +17,7 @@ from tpu_lab.backend import (
     flops,
     interrupts,
     native,
+    owners,
     precision,
     recorder,
     registry,
@@ -199,6 +200,8 @@ def deliver(sig, args, kwargs, cells, out, note=None):
     n = len(sig.fresh)
     for i, value in zip(sig.writes, out[n:], strict=True):
         cells[i].value = value
+        if note is not None:
+            owners.wrote(cells[i])
     tensors = [
         storage.make(v, f.base, f.size, f.stride, f.dtype) for v, f in zip(out[:n], sig.fresh, strict=True)
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tpu_lab import trace
-from tpu_lab.backend import asked, bounds, executor, interrupts, layouts, live, state, storage, where
+from tpu_lab.backend import asked, bounds, executor, interrupts, layouts, live, owners, state, storage, where
 from tpu_lab.backend.window import bitcast, contiguous_strides
 
 _VIEWS = {torch.bfloat16: (torch.int16, ml_dtypes.bfloat16), torch.float8_e4m3fn: (torch.int8, ml_dtypes.float8_e4m3fn),
@@ -67,6 +67,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
     if window.identity and source.dtype == target.dtype:
         found.value = put(source)
         live.came(found.value)
+        owners.wrote(found)
         _record("to tpu", start, start, source.nbytes)
     else:
         torch.ops.aten.copy_(target, to_tpu(source.to(target.dtype)))

@@ -1,7 +1,8 @@
 """Whose memory is it? While a profile is active: weights by their names, gradients, and the optimizer's state.
 
 Looked up when a module's outermost forward begins and around each optimizer step: that is where these tensors are to be
-had, and it costs a few hundred µs a step, nothing per op. A value that has not run yet gets its name when it has.
+had, and it costs a few hundred µs a step. A value that has not run yet gets its name when it has; what is written in
+place stays whose it was, whichever array holds it afterwards.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tpu_lab.backend.storage import Cell, Pending
 _owner: trace.Trace | None = None
 _seen: weakref.WeakSet = weakref.WeakSet()  # modules and optimizers whose weights are known
 _names: dict[int, str] = {}  # id(parameter) -> "h.0.attn.qkv.weight"
+_cells: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Cell -> (owner, name): the memory, whatever is in it
 _waiting: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Pending -> (owner, name)
 
 
@@ -26,6 +28,7 @@ def _begin(active: trace.Trace) -> None:
         _owner = active
         _seen.clear()
         _names.clear()
+        _cells.clear()
         _waiting.clear()
     live.begin(active)
 
@@ -34,9 +37,12 @@ def _is(tensor, owner: str, name: str) -> None:
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "tpu":
         return
     cell = getattr(tensor.untyped_storage(), "_tpu", None)
-    if cell.__class__ is not Cell:
-        return
-    value = cell.value
+    if cell.__class__ is Cell:
+        _cells[cell] = owner, name
+        _holds(cell.value, owner, name)
+
+
+def _holds(value, owner: str, name: str) -> None:
     if value.__class__ is Pending and value.array is None:
         _waiting[value] = owner, name
     elif value is not None:
@@ -85,6 +91,15 @@ def after_step(optimizer) -> None:
     for parameter in _parameters(optimizer):
         _is(parameter, "weights", _names.get(id(parameter), ""))
     _state(optimizer)
+
+
+def wrote(cell) -> None:
+    """An op, a compiled graph or the host has put a new value into this memory."""
+    if trace.active is None or _owner is not trace.active or cell.__class__ is not Cell:
+        return
+    known = _cells.get(cell)
+    if known is not None:
+        _holds(cell.value, *known)
 
 
 def settle(pendings) -> None:
