@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,9 +144,11 @@ def test_chips_and_slices_have_their_names():
     assert target("v6e").topology == "v6e:1x1" and target("V7x").topology == "tpu7x:1x1x1"
     assert target("v6e:2x4").devices == 8 and target("v4:2x2x1").devices == 8  # v4 has two devices a chip
     assert target("trillium").name == "v6e"
+    assert target("v6e:4x2").name == "v6e:2x4" and target("v5p:1x2x2").name == "v5p:2x2x1" and target("v6e:1x1").name == "v6e"
+    assert target("v5p:24x16x16").devices == 6144 and target("v7x:4x4x8").devices == 256
 
 
-@pytest.mark.parametrize("name", ["v9", "", "v6e:2x4x2", "v6e:0x4", "v5p:2x2", None])
+@pytest.mark.parametrize("name", ["v9", "", "v6e:2x4x2", "v6e:0x4", "v5p:2x2", "v6e:3x5", "v6e:1000x1000", "v5p:16x16x32", "v4:2x2x3", None])
 def test_a_wrong_chip_is_refused_before_anything_runs(name):
     with pytest.raises(ValueError, match="chip="):
         tpu_lab.compile_for(lambda: pytest.fail("it was called"), chip=name)
@@ -346,10 +349,23 @@ def test_a_profile_shows_both_compilers_side_by_side(compiled):
 
 
 @needs_compiler
-def test_a_topology_that_is_none_is_one_sentence(compiled):
+def test_a_topology_that_is_none_is_one_sentence(compiled, monkeypatch):
     training, _ = compiled
+    unknown = replace(target("v6e:2x4"), topology="v6e:3x5")
+    monkeypatch.setattr(aot, "target", lambda name: unknown)
     with pytest.raises(aot.CompileError, match=r"libtpu knows no topology 'v6e:3x5'"):
-        tpu_lab.compile_for(training.step, chip="v6e:3x5")
+        tpu_lab.compile_for(training.step)
+
+
+@needs_compiler
+def test_a_batch_that_does_not_divide_and_gradients_that_add_up_are_said():
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128, bias=False) for _ in range(3)]).to("tpu")
+    size, x = 3 * 128 * 128 * 4, torch.ones(33, 128, device="tpu")
+    c = tpu_lab.compile_for(lambda: model(x).sum().backward(), chip="v6e:2x4")  # no zero_grad: the second call adds
+    assert c.view.title.startswith("Fits in one device of v6e:2x4")
+    assert "not split over 8 devices, sizes are of the whole: no input's first dimension (33) divides by 8" in c.view.text()
+    shares = {s.owner: s.bytes for s in c.main.placed.shares(HBM)}
+    assert shares["weights"] == shares["gradients"] == size and c.main.launch.donated == 3
 
 
 @needs_compiler

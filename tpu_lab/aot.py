@@ -43,6 +43,7 @@ class Part:
     answer: Answer
     placed: Placed | None
     split: tuple[int, ...] = ()  # arguments whose first dimension is split over the devices of a slice
+    whole: str = ""  # why none is, on a slice
 
     @property
     def launch(self) -> LaunchRecord:
@@ -256,7 +257,7 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
         if program is None or not hasattr(program, "lower"):
             raise ValueError("the profile was read from a file: its programs are not there any more, record it again")
         ops = tuple(by_index.get(i) for i in launch.ops)
-        split = _inputs(program, goal) if launch.mode == "fused" else ()
+        split, whole = _inputs(program, goal, launch.mode)
         many = goal.devices if split else 1
         answer = aot_compiler.ask(_bytecode(program, split, many), goal, _options(program), deep, limit, many)
         placed = None
@@ -265,7 +266,7 @@ def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | No
             placed = Placed(answer.hlo, answer.buffers, goal, ops, launch.flops // many, leaves)
         if beside is None:
             program.compiled = _Text(answer.hlo)  # it never ran: this is what was made of it
-        parts.append(Part(tuple(every[key]), ops, answer, placed, split))
+        parts.append(Part(tuple(every[key]), ops, answer, placed, split, whole))
     return Compiled(trace, goal, tuple(parts), beside)
 
 
@@ -285,15 +286,24 @@ def _worth(first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:
     return big or first
 
 
-def _inputs(program, goal: Target) -> tuple[int, ...]:
-    """Arguments of a fused program that hold a batch, which a slice of chips splits: data parallelism by XLA's own
+def _inputs(program, goal: Target, mode: str) -> tuple[tuple[int, ...], str]:
+    """(arguments that hold a batch, which a slice of chips splits, why there is none): data parallelism by XLA's own
     partitioner. An input is read as data, is not written, and has a first dimension that divides."""
-    found = []
+    if goal.devices <= goal.chip.devices:
+        return (), ""
+    if mode != "fused":
+        return (), "only what fused mode records is split" if mode == "compiled" else "a single op is not split"
+    found, sizes = [], set()
     for i, (name, _) in enumerate(program.view.leaves):
         shape = program.avals[2 + i].shape
-        if i not in program.view.donated and is_data(name) and shape and shape[0] and shape[0] % goal.devices == 0:
-            found.append(i)
-    return tuple(found) if goal.devices > goal.chip.devices else ()
+        if i not in program.view.donated and is_data(name) and shape and shape[0]:
+            sizes.add(shape[0])
+            if shape[0] % goal.devices == 0:
+                found.append(i)
+    if found:
+        return tuple(found), ""
+    first = " or ".join(map(str, sorted(sizes)[:3]))
+    return (), f"no input's first dimension ({first}) divides by {goal.devices}" if sizes else "the program reads no input"
 
 
 def _bytecode(program, split: tuple[int, ...] = (), many: int = 1) -> bytes:

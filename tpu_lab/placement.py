@@ -27,6 +27,7 @@ _NUMBER = re.compile(r" parameter\((\d+)\)")
 _LEAF = re.compile(r"^(?:leaves|arrays)\[(\d+)\]")
 _STATE = frozenset({"weight", "bias", "running_mean", "running_var"})
 _DATA = frozenset({"", "self", "input", "indices", "target", "mat1", "batch1", "batch2", "tensor1"})
+_ADDED_TO = "self of aten.add_."  # how autograd adds to a gradient that is there already
 _TARGET = re.compile(r"^([A-Za-z_]\w*(?:, ?[A-Za-z_]\w*)*) = ")
 
 
@@ -263,6 +264,8 @@ class Placed:
         first = reads[0] if reads else -1
         if leaf is None and _elements(parameter.shape) < 1 << 16:
             return "other", first, "scalars"
+        if phases == {"backward"} and name.startswith(_ADDED_TO):
+            return "gradients", first, "gradient"
         if "optimizer" in phases:
             owner = "weights" if len(phases) > 1 else "optimizer"
         elif number in self._aliased or role in _STATE:

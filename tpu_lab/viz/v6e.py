@@ -150,7 +150,7 @@ def _worst(kinds: list[padding.Kind]) -> tuple[padding.Kind | None, padding.Tile
 
 def title(c: Compiled) -> str:
     """The finding: does it fit, and how much of what it holds is padding."""
-    chip = c.target.name
+    chip = f"one device of {c.target.name}" if c.main.whole else c.target.name
     need, room = asked(c), c.target.hbm
     if not c.fits:
         return f"Does not fit in {chip}: {gib(need)} GiB of HBM needed, {gib(room)} GiB there"

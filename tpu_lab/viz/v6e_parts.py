@@ -30,6 +30,8 @@ def meta(c: Compiled) -> tuple:
     out.append((f"compiled ahead of time for {c.target.name}, libtpu {answer.libtpu}, {seconds}", False))
     if c.main.split:
         out.append((f"{number.plural(len(c.main.split), 'input')} split over {c.target.devices} devices, sizes are one device\u2019s", False))
+    elif c.main.whole:
+        out.append((f"not split over {c.target.devices} devices, sizes are of the whole: {c.main.whole}", True))
     return (*out, ("nothing ran on a TPU, no step time is predicted", True))
 
 
