@@ -60,6 +60,23 @@ for kind in KINDS:
         p = torch.ones(3, device="tpu", requires_grad=True)
         (p * 3).sum().backward()  # and life goes on
         print(kind, mode, here == there and "in bad" in here and p.grad.tolist() == [3, 3, 3], here, there, sep="|", flush=True)
+
+# and each of many threads gets its own
+import threading
+sys.setswitchinterval(1e-6)
+found = []
+def work(k):
+    for i in range(60):
+        def bad(grad): raise Mine((k, i))
+        p = torch.ones(3, device="tpu", requires_grad=True)
+        q = p * 2
+        q.register_hook(bad)
+        try: q.sum().backward()
+        except BaseException as error: found.append(repr(error) == repr(Mine((k, i))))
+threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+for t in threads: t.start()
+for t in threads: t.join()
+print("threads", "all", found.count(True), sep="|")
 """
 KINDS = [
     "tensor", "leaf", "accumulated", "node before", "node after", "unpack", "pack", "module", "module before", "checkpoint",
@@ -84,3 +101,8 @@ def test_it_comes_out_as_on_the_cpu(answers, kind, mode):
     lines, end = answers
     assert (kind, mode) in lines, end
     assert lines[kind, mode][0] == "True", lines[kind, mode]
+
+
+def test_each_thread_gets_its_own(answers):
+    lines, end = answers
+    assert lines.get(("threads", "all")) == ["480"], (lines.get(("threads", "all")), end)
