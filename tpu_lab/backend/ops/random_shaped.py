@@ -22,7 +22,7 @@ MOST = 20_000  # terms of a series
 
 @op(aten._standard_gamma, **RANDOM)
 def standard_gamma(alpha, *, key):
-    return random.gamma(key, wide(alpha))
+    return random.gamma(key, wide(alpha)).astype(alpha.dtype)
 
 
 @op(aten._standard_gamma_grad, promote="result")
@@ -32,7 +32,7 @@ def standard_gamma_grad(alpha, sample):
 
 @op(aten._sample_dirichlet, **RANDOM)
 def sample_dirichlet(alpha, *, key):
-    return random.dirichlet(key, wide(alpha))
+    return random.dirichlet(key, wide(alpha)).astype(alpha.dtype)  # PyTorch has no meta kernel that says so
 
 
 @op(aten._dirichlet_grad, promote="result")
@@ -73,7 +73,7 @@ def poisson(rate, *, key):
 
 @op(aten.binomial, **RANDOM)
 def binomial(count, prob, *, key):
-    return random.binomial(key, wide(count), wide(prob))
+    return random.binomial(key, wide(count), wide(prob), dtype=wide(count).dtype).astype(count.dtype)
 
 
 # Randomized leaky rectifiers: `noise` is written with the slopes that were drawn
