@@ -12,7 +12,7 @@ class Link:
     """What the graphs of one torch.compile call share; it ties a backward graph to the forward call it belongs to: the
     record index of each forward op by sequence number, alone and with its line.
 
-    Autograd's thread has no line of the user on its stack: a backward graph takes that of its forward.
+    A backward graph takes the line of its forward, as a backward op does.
     """
 
     def __init__(self, retraced: str = "", names=()):
@@ -30,10 +30,9 @@ class Link:
 
     def site_of(self, phase: str) -> where.Site:
         """The user's line for a launch or a compile now."""
-        site = where.site(2)
-        if phase != "backward":
-            self.site = site
-        return site if site.file else self.site
+        if phase != "backward" or not self.site.file:
+            self.site = where.site(2)
+        return self.site
 
 
 def write(graph, active: trace.Trace, program, made, start, before, after, counts, token, arrays, out, taken) -> None:

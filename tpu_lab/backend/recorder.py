@@ -72,7 +72,7 @@ def begin(what, start: int, launched: bool = True) -> list | None:
 def _spot() -> tuple | None:
     try:
         frame = sys._getframe(3)  # behind this function, `begin` and the door
-    except ValueError:  # C++ called the backend itself: a thread of autograd's
+    except ValueError:  # C++ called the backend itself, on a thread of its own
         return None
     return where.spot(frame)
 

@@ -47,7 +47,7 @@ def site(skip: int = 1) -> Site:
     """The innermost user line on this thread's stack."""
     try:
         frame = sys._getframe(skip)
-    except ValueError:  # C++ called the backend itself: a thread of autograd's
+    except ValueError:  # C++ called the backend itself, on a thread of its own
         return NOWHERE
     return _site_of(frame)
 
@@ -87,7 +87,7 @@ def read(found: tuple | None) -> Site:
 
 
 def compile_site() -> Site:
-    """The user's line for a program that is about to be made: on autograd's own thread the one that waits for it."""
+    """The user's line for a program that is about to be made: on a thread that C++ made the main thread's, which waits for it."""
     here = site(2)
     if here.file:
         return here
