@@ -198,7 +198,7 @@ def compile_for(
     aot_compiler.versions()
     if not callable(fn):
         raise TypeError(f"compile_for(fn, *args) needs a function to call, not a {type(fn).__name__}")
-    with kept(fn, args, kwargs), rehearsal.rehearse() as trace:
+    with rehearsal.rehearse() as trace, kept(fn, args, kwargs):
         trace.meta.update({**describe(), **where(None, fn), "mode": "fused"})
         fn(*args, **kwargs)
         _flush()

@@ -31,12 +31,13 @@ def coverage(model, *inputs, backward: bool = True, optimizer=None, **kwargs):
     from tpu_lab.backend import state, watch
 
     run = functools.partial(_recorded, model, inputs, kwargs, backward, optimizer)
-    try:
-        with watch.dry():
-            trace = run()
-    except watch.ValueNeeded:  # control flow on data: it must have the data
-        with state.mode_scope("fused"):
-            trace = run()
+    with state.alone("coverage"):
+        try:
+            with watch.dry():
+                trace = run()
+        except watch.ValueNeeded:  # control flow on data: it must have the data
+            with state.mode_scope("fused"):
+                trace = run()
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "a function")
     return view.draw(view.Covered(name, tuple(_needs(trace)), backward, getattr(optimizer, "__name__", "")))
 

@@ -40,6 +40,7 @@ def find_nonfinite(fn, *args, **kwargs):
     search = _Search()
     error: Exception | None = None
     with contextlib.ExitStack() as stack:
+        stack.enter_context(state.alone("find_nonfinite"))
         trace = _trace.active
         if trace is None:
             trace = _trace.start(limit=10**6)

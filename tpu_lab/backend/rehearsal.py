@@ -74,7 +74,14 @@ class _Call:
 
 @contextlib.contextmanager
 def rehearse():
-    """In the block nothing runs. Gives the Trace that the block is recorded in; its `programs` can be lowered."""
+    """In the block nothing runs. Gives the Trace that the block is recorded in; its `programs` can be lowered. Another
+    thread's rehearsal waits for this one."""
+    with state.alone("compile_for"), _exchanged() as recorded:
+        yield recorded
+
+
+@contextlib.contextmanager
+def _exchanged():
     known: weakref.WeakValueDictionary[int, Shadow] = weakref.WeakValueDictionary()  # by id of the value, which `kept` holds
     kept: list[tuple] = []
 
@@ -123,8 +130,6 @@ def rehearse():
         return program
 
     with state.lock:
-        if executor.watched or isinstance(cache.__dict__.get("add"), type(add)):
-            raise RuntimeError("compile_for, find_nonfinite and coverage do not nest")
         deferred, executor.graph = executor.graph, executor.Graph()  # what waits outside goes on waiting
         before = {name: getattr(executor, name) for name in ("run", "peek", "resolve")}
         counts = cache.programs, cache.hits, cache.misses, cache.clock

@@ -44,8 +44,28 @@ class _Thread(threading.local):
 lock = threading.RLock()
 thread = _Thread()
 default_mode = _start_mode()
-last_mode = default_mode  # of the last user thread that ran an op: what an autograd worker uses
+last_mode = default_mode  # of the last user thread that ran an op: what a thread that C++ made uses
 compiler_options: tuple[tuple[str, object], ...] = ()  # torch.tpu.compiler.custom_compiler_options
+
+
+_turn, _inside = threading.Lock(), 0  # of `alone`, and the thread that is in it
+
+
+@contextlib.contextmanager
+def alone(what: str):
+    """One thread at a time: the block exchanges what ops of the whole process go through. Another thread waits for its
+    turn; RuntimeError on the thread that is inside already."""
+    global _inside
+    if _inside == threading.get_ident():
+        raise RuntimeError(f"{what} inside compile_for, find_nonfinite or coverage: they do not nest, call one after the other")
+    while not _turn.acquire(timeout=0.1):  # in short turns: Ctrl-C comes in between
+        pass
+    _inside = threading.get_ident()
+    try:
+        yield
+    finally:
+        _inside = 0
+        _turn.release()
 
 
 class Tracing:

@@ -1,7 +1,8 @@
 """Look at every op as it runs, or run none at all: for the tools that search and count.
 
 Both exchange the functions of executor.py and fallback.py that ops go through, for the time of a block, so that nothing
-is paid outside. Compiled graphs run op by op inside (`executor.watched`). The blocks hold for the whole process.
+is paid outside. Compiled graphs run op by op inside (`executor.watched`). The blocks hold for the whole process:
+take a turn before, `state.alone`.
 """
 
 from __future__ import annotations
@@ -77,8 +78,6 @@ def dry():
 @contextlib.contextmanager
 def _exchanged(run, resolve, run_on_cpu):
     with state.lock:
-        if executor.watched:
-            raise RuntimeError("another find_nonfinite or coverage is running: they do not nest")
         before = executor.run, executor.resolve, fallback.run
         executor.flush("strict")
         executor.run, executor.resolve, fallback.run, executor.watched = run, resolve, run_on_cpu, True
