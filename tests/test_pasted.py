@@ -70,3 +70,33 @@ def test_errors_name_the_line():
     shape = told(NET, lambda code: pasted.model_of(code)(torch.ones(2, 7)))
     assert shape.startswith("Line 7, “return self.layer(x)”: RuntimeError, mat1 and mat2 shapes cannot be multiplied")
     assert told(NET, lambda code: pasted.model_of(code)()).startswith("The code: TypeError, ")
+
+
+@pytest.mark.parametrize(
+    "code", ["x = 0\nwhile True:\n    x = x + 1", "while True:\n    try:\n        x = 1\n    except Exception:\n        pass"]
+)
+def test_code_without_an_end_is_stopped(monkeypatch, code):
+    monkeypatch.setattr(pasted, "PATIENCE", 0.2)
+
+    def run(code):
+        with pasted.within_patience():
+            pasted.model_of(code)
+
+    with pytest.raises(pasted.TookTooLong) as caught:
+        run(code)
+    sentence = pasted.said(caught.value, code, "The code")
+    assert sentence.startswith("Line ") and sentence.endswith("it was still running after 0.2 s, and was stopped")
+    from tpu_lab.lessons import your_model
+
+    assert your_model.look(code, "4, 8", "cpu").fault.endswith("and was stopped")
+
+
+def test_what_ends_in_time_is_left_alone(monkeypatch):
+    monkeypatch.setattr(pasted, "PATIENCE", 0.01)
+    for _ in range(50):  # the watch may strike at the very end
+        try:
+            with pasted.within_patience():
+                sum(range(20_000))
+        except pasted.TookTooLong:
+            continue
+        assert sum(range(200_000)) > 0

@@ -8,9 +8,12 @@ In every view the code's lines are those of a file `model.py`, which is nowhere 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
 import linecache
 import re
+import threading
 import traceback
 
 import torch
@@ -19,6 +22,9 @@ from torch import nn
 
 FILE = "model.py"
 LARGEST = 2**24  # numbers in an input: more would keep a page waiting
+PATIENCE = 60  # seconds
+# A prototype of our own: whoever else uses the function may have given it other types.
+_raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 KINDS = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "i32": torch.int32}
 _SHAPE = re.compile(r"(?:(\w+)\s*)?(?:\[([\d\s,]*)\]|\(([\d\s,]*)\))|([\d\s,]+)")
 
@@ -72,6 +78,38 @@ def model_of(code: str) -> nn.Module:
     return classes[-1]()
 
 
+class TookTooLong(BaseException):
+    """Raised in the middle of pasted code; no Exception, which its loop may catch and go on."""
+
+    def __str__(self):
+        return f"it was still running after {PATIENCE} s, and was stopped"
+
+
+@contextlib.contextmanager
+def within_patience():
+    """TookTooLong ends what takes longer, between two steps of Python; a call into C is waited for.
+
+    Not for code that calls the device: it must not stop there half way.
+    """
+    thread, done, one_at_a_time = threading.get_ident(), threading.Event(), threading.Lock()
+
+    def watch():
+        wait = PATIENCE
+        while not done.wait(wait):
+            with one_at_a_time:
+                if not done.is_set():
+                    _raise_in(thread, id(TookTooLong))
+            wait = 1  # the code may catch everything: again
+
+    threading.Thread(target=watch, name="tpu_lab patience", daemon=True).start()
+    try:
+        yield
+    finally:
+        with one_at_a_time:
+            done.set()
+            _raise_in(thread, None)  # asked for, and not raised yet
+
+
 def said(error: BaseException, code: str, doing: str) -> str:
     """An error of pasted code in one sentence, with the line that it came through, else what was being done."""
     through = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILE]
@@ -80,7 +118,7 @@ def said(error: BaseException, code: str, doing: str) -> str:
     else:
         words = " ".join(str(error).split())[:400] or "it says no more"
         words = "this ends the program" if isinstance(error, SystemExit) else words
-        if through or not isinstance(error, ValueError):
+        if not isinstance(error, TookTooLong) and (through or not isinstance(error, ValueError)):
             words = f"{type(error).__name__}, {words}"
     lines, line = code.splitlines(), (through or [0])[-1] or 0
     if not 0 < line <= len(lines):

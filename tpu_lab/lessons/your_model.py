@@ -128,15 +128,16 @@ def look(code: str, shape: str, device: str) -> Seen:
     doing = "The input shape"
     try:
         given = pasted.inputs(shape)
-        doing = "The code"
-        model = pasted.model_of(code)
-        doing = "The forward pass on the CPU"  # what is wrong there is no fault of a device
-        with torch.no_grad():
+        with pasted.within_patience(), torch.no_grad():
+            doing = "The code"
+            with torch.enable_grad():
+                model = pasted.model_of(code)
+            doing = "The forward pass on the CPU"  # what is wrong there is no fault of a device
             model(*given)
         doing = "The step"
         seen = Seen(coverage=coverage(model, *given), profile=steps(model, given, device))
         return seen if seen.profile.trace.launches else Seen("The model calls no op on its input: nothing ran")
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, pasted.TookTooLong) as error:
         return Seen(pasted.said(error, code, doing))
 
 
