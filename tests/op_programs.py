@@ -31,7 +31,7 @@ ANY = [
     "{x}.count_nonzero()", "{x}.cumsum(0)", "{x}.logical_not()", "torch.logical_xor({x}, {y})", "{x}.masked_fill({x} == 1, 0)",
     "{x}.index_select(0, torch.tensor([0, 0]).to(dev))", "{x}[torch.tensor([0, -1]).to(dev)]", "{x}[{x} > 0]", "{x}.nonzero()",
     "torch.take_along_dim({x}, torch.zeros_like({x}, dtype=torch.int64), 0)", "{x}.tril()", "{x}.gather(0, torch.zeros_like({x}, dtype=torch.int64))",
-    "torch.zeros_like({x}).scatter_add(0, torch.zeros_like({x}, dtype=torch.int64), {x})", "{x}.unique()", "torch.isin({x}, {y})",
+    "torch.zeros_like({x}).scatter_add(0, torch.zeros_like({x}, dtype=torch.int64), {x})", "{x}.unique()", "torch.isin({x}, {y}.contiguous())",
     "torch.nn.functional.pad({x}, (1, 2))", "{x}.expand_as({x}).contiguous()", "torch.tensor(2, device=dev) * {x}", "{x} * True", "{x} + 1",
 ]  # fmt: skip
 NUMBERS = [
