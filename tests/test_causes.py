@@ -76,6 +76,23 @@ def test_a_constant(mode):
         ]
 
 
+@pytest.mark.parametrize("mode", [1, 0], ids=["strict", "fused"])
+def test_the_size_of_what_is_made_is_a_shape(mode):
+    made = {
+        "size of aten.ones.default: [{}], was [{}]": lambda n: torch.ones(n, device="tpu").cpu(),
+        "end of aten.arange.default: {}, was {}": lambda n: torch.arange(n, device="tpu").cpu(),
+        "size of aten.randn.default: [2, {}], was [2, {}]": lambda n: torch.randn(2, n, device="tpu").cpu(),
+        "n of aten.eye.default: {}, was {}": lambda n: torch.eye(n, device="tpu").cpu(),
+        "repeats of aten.repeat.default: [{}], was [{}]": lambda n: ones(3).repeat(n).cpu(),
+    }
+    with torch.tpu.set_eager_mode(mode):
+        for words, make in made.items():
+            for n in (8, 5, 6, 7):
+                found = misses(lambda n=n, make=make: make(n))
+                if n == 7:
+                    assert found == [("shape", words.format(7, 6) + " (a sequence grows by one): pad to its final length")]
+
+
 def test_a_compiler_option():
     x = ones(8, 4)
     with torch.tpu.set_eager_mode(0):

@@ -40,7 +40,7 @@ def findings(m: Metrics, limit: int = 3) -> list[Finding]:
 
 CHANGES = {  # cause of a miss -> what to do about it
     "shape": "pad the inputs to a few fixed sizes",
-    "constant": "pass the changing number as a tensor, so that it is an input of the program",
+    "constant": "keep that argument the same in every step, or, if it is a number to compute with, pass it as a tensor",
     "live set": "hold the same results in every step",
     "dtype": "give the inputs one dtype",
     "mode": "stay in one eager mode",

@@ -145,15 +145,13 @@ def _differs(new: View, old: View, same: list[View]) -> tuple[str, str]:
         if now != before:
             past = {v.leaves[i][1] for v in same if i < len(v.leaves)}
             return _aval(name, now, before, past if hint else None)
-    for (name, now, _), (_, before, _) in zip(new.ops, old.ops, strict=True):
-        for a, b in zip(now, before, strict=False):
+    for i, ((name, inputs, static), (_, inputs_before, static_before)) in enumerate(zip(new.ops, old.ops, strict=True)):
+        for k, (a, b) in enumerate(zip(inputs, inputs_before, strict=False)):
             if a != b:
-                return _aval(f"input of {name}", a, b, set() if hint else None)
-    for (name, _, now), (_, _, before) in zip(new.ops, old.ops, strict=True):
-        if now != before:
-            a = ", ".join(sorted(set(now) - set(before))) or "no argument"
-            b = ", ".join(sorted(set(before) - set(now))) or "not given"
-            return "constant", f"{name}: {a}, was {b} (an integer or option is part of the program)"
+                past = {v.ops[i][1][k] for v in same if k < len(v.ops[i][1])}
+                return _aval(f"input of {name}", a, b, past if hint else None)
+        if static != static_before:
+            return _constant(name, static, static_before, [v.ops[i][2] for v in same] if hint else None)
     if len(new.leaves) != len(old.leaves):
         more = len(new.leaves) - len(old.leaves)
         n = f"{abs(more)} {'more' if more > 0 else 'fewer'} input{'s' if abs(more) > 1 else ''}"
@@ -219,17 +217,45 @@ def _aval(name: str, now: str, before: str, past: set[str] | None) -> tuple[str,
         return "dtype", f"{name}: {now}, was {before} (dtype changed)"
     if len(a) != len(b):
         return "shape", f"{name}: {now}, was {before} (another number of dimensions)"
+    return "shape", f"{name}: {now}, was {before}{_guess(a, b, None if past is None else {_sizes(v)[1] for v in past})}"
+
+
+def _guess(a: tuple[int, ...], b: tuple[int, ...], past: set[tuple[int, ...]] | None) -> str:
+    """The likely cause of sizes a where b were, and what helps; past: sizes that there were before."""
     changed = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    if past is None or not changed:
+        return ""
+    if changed == [0] and a[0] < b[0]:
+        return " (last batch is smaller): use drop_last=True or pad"
     by_one = all(a[i] == b[i] + 1 for i in changed)
-    again = any(_sizes(v)[1] == tuple(n - 2 * (i in changed) for i, n in enumerate(a)) for v in past or ())
-    guess = ""
-    if past is None:
-        pass
-    elif changed == [0] and a[0] < b[0]:
-        guess = " (last batch is smaller): use drop_last=True or pad"
-    elif by_one and (changed[0] > 0 or again):
-        guess = " (a sequence grows by one): pad to its final length"
-    return "shape", f"{name}: {now}, was {before}{guess}"
+    if by_one and (changed[0] > 0 or tuple(n - 2 * (i in changed) for i, n in enumerate(a)) in past):
+        return " (a sequence grows by one): pad to its final length"
+    return ""
+
+
+# Arguments that are the result's sizes: `size=[8, 4]`, `end=50`. They cannot be tensors.
+_SIZE = re.compile(r"(size|output_size|end|steps|repeats|pad)=(\d+|\[\d+(?:, \d+)*\])$|(n)=(\d+)$")
+
+
+def _constant(name: str, now: tuple[str, ...], before: tuple[str, ...], past: list[tuple[str, ...]] | None) -> tuple[str, str]:
+    """Another static argument: a shape where it is the size of the result."""
+    more, fewer = sorted(set(now) - set(before)), sorted(set(before) - set(now))
+    if len(more) == len(fewer) == 1 and (a := _size_of(more[0])) and (b := _size_of(fewer[0])) and a[0] == b[0]:
+        if len(a[1]) != len(b[1]):
+            return "shape", f"{a[0]} of {name}: {list(a[1])}, was {list(b[1])} (another number of dimensions)"
+        seen = None if past is None else {s[1] for texts in past for t in texts if (s := _size_of(t)) and s[0] == a[0]}
+        texts = [t.partition("=")[2] for t in (more[0], fewer[0])]
+        return "shape", f"{a[0]} of {name}: {texts[0]}, was {texts[1]}{_guess(a[1], b[1], seen)}"
+    words = f"{', '.join(more) or 'no argument'}, was {', '.join(fewer) or 'not given'}"
+    return "constant", f"{name}: {words} (an integer or option is part of the program)"
+
+
+def _size_of(text: str) -> tuple[str, tuple[int, ...]] | None:
+    """"size=[8, 4]" -> ("size", (8, 4)); None for what is no size."""
+    match = _SIZE.match(text)
+    if match is None:
+        return None
+    return match[1] or match[3], tuple(map(int, re.findall(r"\d+", match[2] or match[4])))
 
 
 _MAKES = re.compile(r"aten\.(zeros|zeros_like|full_like|empty_like|clone|new_zeros)\b")  # what state begins with
