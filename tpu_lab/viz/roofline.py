@@ -165,11 +165,11 @@ def _hint(m: Metrics, why: str) -> str:
 
 
 def _heads(shared: bool, unit: str) -> tuple[str, ...]:
-    return ("FLOP/B", unit, f"least {unit}" if shared else "GFLOP/s", "% of its roof")
+    return ("FLOP/B", unit, f"alone {unit}" if shared else "GFLOP/s", "% of its roof")
 
 
 def _line(label: str, p: Point, unit: tuple[str, float], shared: bool) -> Line:
-    """shared: the table holds times that are shares, so it has a column for the least time instead of the rate."""
+    """shared: the table holds times that are shares, so it has a column for the least time of ops alone instead of the rate."""
     least = f"\u2265 {number.sig(p.least_ns / unit[1])}"
     third = least if shared else number.sig(p.rate / 1e9 if p.rate is not None else None)
     reached = number.sig(100 * p.reached, 2) if p.reached else ""
@@ -202,12 +202,11 @@ def _remarks(r: Roofline, shown: list[Point], shared: bool):
     if shared:
         yield (
             "Inside one launch nobody measured the single line. Its time is a share by FLOPs and bytes, so dividing by it "
-            "would say nothing: hollow points stand at their roof, the least time is a bound (\u2265), and only the launch is "
-            "measured. Strict mode measures each op."
+            "would say nothing: hollow points stand at their roof, and only the launch is measured. Strict mode measures each op."
         )
         yield (
-            "Least times are of ops that run one by one. Fused, what one op writes for the next never moves, so a line can take "
-            "less; the bytes of a launch are what goes in and out of its program."
+            "alone: what the ops of a line take at least if they run one by one (\u2265). Fused, what one op writes for the next "
+            "never moves, so together they can take less: the bytes of the launch are what goes in and out of its program."
         )
     elif names:
         be = "moves" if len(names) == 1 else "move"
