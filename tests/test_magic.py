@@ -147,3 +147,33 @@ def test_every_view_can_be_asked_for_and_knows_the_orders_it_names(shell, shown,
     assert [v.name for v in shown] == [name]
     for order in Profile.orders(name):
         assert str(shell.user_ns["p"].view(name, 3, order))
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        ("%%tpu_profile\ny = x +\n", "%%tpu_profile: invalid syntax in line 1\n    y = x +\n           ^"),
+        ("%tpu_profile x +", "%tpu_profile: invalid syntax in line 1"),
+        ("%%tpu_profile\ny = 1\nreturn y", "%%tpu_profile: 'return' outside function in line 2"),
+        ("%%tpu_profile\nimport asyncio\nawait asyncio.sleep(0)", "%%tpu_profile cannot await. A block can: with tpu_lab.profile() as p: await"),
+        ("%%tpu_profile\nasync with x: pass", "%%tpu_profile cannot await"),
+    ],
+)  # fmt: skip
+def test_code_that_cannot_run_is_told_without_a_traceback(shell, shown, capsys, code, said):
+    result = shell.run_cell(code)
+    assert isinstance(result.error_in_exec, UsageError) and not shown
+    assert str(result.error_in_exec).startswith(said)
+    assert "File" not in capsys.readouterr().err
+
+
+def test_a_block_awaits_as_the_way_out_says(shell):
+    run(shell, "import asyncio\nwith tpu_lab.profile() as p:\n    await asyncio.sleep(0)\n    x + 1")
+    assert len(shell.user_ns["p"].trace.ops) == 1
+
+
+@pytest.mark.parametrize("code", ["%%tpu_profile -q -n 2\ny = x + 1\ny.view(3)", "%tpu_profile -q x.view(3)"])
+def test_a_traceback_goes_from_the_cell_to_the_code(shell, capsys, code):
+    assert isinstance(shell.run_cell(code).error_in_exec, RuntimeError)
+    said = capsys.readouterr()
+    trail = said.out + said.err
+    assert "view(3)" in trail and "magic.py" not in trail and "session.py" not in trail

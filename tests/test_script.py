@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 import pytest
 
@@ -111,6 +112,7 @@ def run(folder, monkeypatch, text, *args, name="other.py"):
         ("import torch\nd = 'cuda:0' if torch.cuda.is_available() else 'cpu'\ntorch.ones(3)", 'other.py:2 says `d = \'cuda:0\''),
         ("import torch\nx = torch.ones(3)\nif 0:\n    x = x.cuda()", "other.py:4 says `x = x.cuda()`. Write .to(\"tpu\") instead"),
         ("import torch\nx = torch.ones(3)", "other.py names no device"),
+        ("import torch\nd = 'tpu'\nif torch.cuda.is_available():\n    d = 'cuda'", 'other.py:2 names "tpu", and no op came there'),
         ("import torch, io\nb = io.BytesIO()\ntorch.save(1, b)\nb.seek(0)\ntorch.load(b, map_location='cpu')", "names no device"),
     ],
 )  # fmt: skip
@@ -119,6 +121,31 @@ def test_a_script_for_another_device_is_told_what_to_change(tmp_path, monkeypatc
     assert end is None and not recorded.trace.ops
     said = str(recorded).replace("\n", " ")
     assert said.startswith("No op ran on 'tpu'") and hint in said
+
+
+def test_a_script_with_a_profile_of_its_own_is_told_so(tmp_path, monkeypatch):
+    recorded, end = run(tmp_path, monkeypatch, "import tpu_lab\nwith tpu_lab.profile() as p:\n    1 + 1")
+    way = "`tpu-lab profile` records all of other.py, so run it with `python`, or take its own profile out"
+    assert isinstance(end, RuntimeError) and way in str(end)
+    assert "names no device" not in str(recorded) and way in str(recorded).replace("\n", " ")
+    assert "whole" not in recorded.trace.meta
+
+
+@pytest.mark.parametrize("text, kind", [("x = (1,\n", SyntaxError), ("import no_such_module_here", ImportError)])
+def test_a_traceback_begins_in_the_script(tmp_path, monkeypatch, text, kind):
+    _, end = run(tmp_path, monkeypatch, text)
+    assert isinstance(end, kind)
+    shown = "".join(traceback.format_exception(end))
+    assert "other.py" in shown and "runpy" not in shown and "tpu_lab/script.py" not in shown
+
+
+def test_what_follows_a_module_is_the_modules(capfd):
+    from tpu_lab import cli
+
+    with pytest.raises(SystemExit) as end:
+        cli.main(["profile", "-q", "-m", "json.tool", "--help"])
+    assert end.value.code == 0 and "json.tool" in capfd.readouterr().out
+    assert cli.main(["profile", "-m"]) == 2 and "say what to run" in capfd.readouterr().err
 
 
 def test_the_process_is_as_before(tmp_path, monkeypatch):

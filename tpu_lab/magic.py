@@ -5,6 +5,8 @@ Imported by `%load_ext tpu_lab` only; nothing else of TPU Lab needs IPython.
 
 from __future__ import annotations
 
+import ast
+import inspect
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -73,7 +75,7 @@ class TpuProfileMagics(Magics):
                 )
             code = cell
         _check(args, code)
-        code_object, file = self._compile(code)
+        code_object, file = self._compile(code, "%tpu_profile" if cell is None else "%%tpu_profile")
         namespace = self.shell.user_ns
         names = (namespace,) if local_ns is None or local_ns is namespace else (namespace, local_ns)
 
@@ -85,19 +87,35 @@ class TpuProfileMagics(Magics):
         profiler = tpu_lab.profile(steps=args.steps, warmup=args.warmup, mode=args.mode, name=None)
         profiler.where = {"file": file, "line": 1, "end_line": max(1, len(code.rstrip().splitlines()))}
         holder = _Holder()
+        __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
         try:
             profiler.run(run, keep=holder)
+        except BaseException as error:
+            error.__traceback__ = _own(error.__traceback__, file)
+            raise
         finally:  # after an exception, too: the report of what ran comes first, then the exception goes on
             if holder.profile is not None:
                 self._deliver(holder.profile, args, code)
         return holder.profile if args.output else None
 
-    def _compile(self, code: str):
-        """The code as IPython would run it (magics, `!`, `?` work), with its lines known to tracebacks and records."""
+    def _compile(self, code: str, magic: str):
+        """The code as IPython would run it (magics, `!`, `?` work), with its lines known to tracebacks and records.
+
+        UsageError for what is no Python, with its line: a SyntaxError from here would show frames of ours and IPython's.
+        """
         cell = self.shell.transform_cell(code)
         name = self.shell.compile.cache(cell, self.shell.execution_count, raw_code=code)
-        tree = self.shell.transform_ast(self.shell.compile.ast_parse(cell, filename=name))
-        return self.shell.compile(tree, name, "exec"), name
+        try:
+            tree = self.shell.transform_ast(self.shell.compile.ast_parse(cell, filename=name))
+            return self.shell.compile(tree, name, "exec"), name
+        except SyntaxError as error:
+            if _awaits(cell):
+                raise UsageError(
+                    f"{magic} cannot await. A block can: with tpu_lab.profile() as p: await ..., then p on the last line"
+                ) from None
+            line = error.text.rstrip() if error.text else ""
+            mark = f"\n    {line}\n    {' ' * (error.offset - 1)}^" if line and error.offset else ""
+            raise UsageError(f"{magic}: {error.msg} in line {error.lineno}{mark}") from None
 
     def _deliver(self, profile, args, code: str) -> None:
         if args.variable:
@@ -114,6 +132,23 @@ class _Holder:
     """Gets the profile before the code runs, so that it is there after an exception."""
 
     profile: Any = None
+
+
+def _own(trail, file: str):
+    """The traceback from the profiled code on; all of it when the code is not in it."""
+    step = trail
+    while step is not None and step.tb_frame.f_code.co_filename != file:
+        step = step.tb_next
+    return step or trail
+
+
+def _awaits(cell: str) -> bool:
+    """Would it run as a coroutine?"""
+    try:
+        code = compile(cell, "", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except SyntaxError:
+        return False
+    return bool(code.co_flags & inspect.CO_COROUTINE)
 
 
 def _check(args, code: str) -> None:

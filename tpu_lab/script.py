@@ -34,7 +34,7 @@ def add(commands) -> None:
         "prints the records as the last line. What stands after `--` is the script's, whatever it is.",
         allow_abbrev=False,
     )
-    it.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
+    it.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module with its arguments, as `python -m` does")
     options.fill(it, [*options.SHOW, *options.FILES], ("all of the report",))
     it.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
     it.set_defaults(run=profile)
@@ -44,10 +44,9 @@ def profile(arguments: argparse.Namespace) -> int:
     """Run a script or a module as `python` would, recording what runs on device "tpu"; the report goes to stderr."""
     from tpu_lab.profile import VIEWS, Profile
 
-    target, rest = arguments.module, list(arguments.script)
-    if target is None:
-        rest = rest[1:] if rest[:1] == ["--"] else rest
-        target, rest = (rest[0], rest[1:]) if rest else (None, [])
+    words = [*(arguments.module or ()), *arguments.script]
+    words = words[1:] if arguments.module is None and words[:1] == ["--"] else words
+    target, rest = (words[0], words[1:]) if words else (None, [])
     try:
         rest = _late(arguments, rest)
         options.check(arguments, VIEWS, Profile.orders)
@@ -98,6 +97,7 @@ def run(target: str, args: list[str], *, module: bool = False, mode: str | None 
     end: BaseException | None = None
     try:
         with profiler as recorded:
+            recorded.trace.meta["whole"] = f"`tpu-lab profile` records all of {target}"
             try:
                 runpy.run_module(target, run_name="__main__", alter_sys=True) if module else runpy.run_path(
                     target, run_name="__main__"
@@ -112,7 +112,8 @@ def run(target: str, args: list[str], *, module: bool = False, mode: str | None 
                 error.__traceback__ = _own(error.__traceback__)
     finally:
         sys.argv, sys.path[:] = before[0], before[1]
-    if not recorded.trace.ops and not recorded.trace.launches and source and (hint := device_hint(target, source)):
+    recorded.trace.meta.pop("whole", None)
+    if end is None and not recorded.trace.ops and not recorded.trace.launches and source and (hint := device_hint(target, source)):
         recorded.trace.meta["hint"] = hint
     return recorded, end
 
@@ -131,12 +132,12 @@ def _report(recorded, arguments: argparse.Namespace) -> None:
 
 
 def _own(trail: TracebackType | None) -> TracebackType | None:
-    """The traceback without the lab's and runpy's frames at its top: it begins where the script does."""
-    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    """The traceback without the lab's and runpy's frames at its top: it begins where the script does, if it began at all."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
     step = trail
     while step is not None and step.tb_frame.f_code.co_filename in ours:
         step = step.tb_next
-    return step or trail
+    return step
 
 
 def _source(path: str) -> str:
@@ -154,13 +155,21 @@ def device_hint(path: str, source: str) -> str:
         return ""
     loads = [k for n in ast.walk(tree) if isinstance(n, ast.Call) for k in n.keywords if k.arg == "map_location"]
     skipped = {id(inner) for k in loads for inner in ast.walk(k)}
+    named = 0  # the line that names ours
     found = []  # (line, column, what is written there, what to write instead)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            if node.value.split(":")[0] == "tpu":
+                named = named or node.lineno
             if node.value.split(":")[0] in ELSEWHERE:
                 found.append((node.lineno, node.col_offset, f'"tpu" instead of "{node.value}"'))
         if isinstance(node, ast.Attribute) and node.attr == "cuda" and ast.unparse(node.value) != "torch":
             found.append((node.lineno, node.col_offset, '.to("tpu") instead of .cuda()'))
+    if named:
+        return (
+            f"{os.path.basename(path)}:{named} names \"tpu\", and no op came there: either that line was not reached, or "
+            "neither the model nor its inputs were moved to what it names"
+        )
     if found:
         line, _, instead = min(found)
         code = source.splitlines()[line - 1].strip()[:80]

@@ -204,7 +204,9 @@ def start(limit: int = 200_000, lines: bool = True) -> Trace:
     global active
     with _lock:
         if active is not None:
-            raise RuntimeError("a profile is already active: profiles do not nest, end the other one first")
+            whole = active.meta.get("whole")
+            way = f"{whole}, so run it with `python`, or take its own profile out" if whole else "end the other one first"
+            raise RuntimeError(f"a profile is already active: profiles do not nest, {way}")
         active = Trace(limit=limit, lines=lines, start_ns=time.perf_counter_ns())
         return active
 
