@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 
 from tpu_lab.metrics import Metrics
 from tpu_lab.trace import REASONS
 from tpu_lab.viz import frame, number, theme
 
+PHASES = ("forward", "backward", "optimizer")
 
 def lines(m: Metrics, v) -> list:
     """At most 25 lines of 100 columns."""
@@ -29,7 +31,8 @@ def lines(m: Metrics, v) -> list:
         cells.append("\u2026")
     why = " \u00b7 ".join(f"{x.label}: {x.text}" for x in v.misses[:2])
     out.append([*cells, f"  {why or v.then}"])
-    names = ", ".join(f"{p.count} {p.name[:3] if p.name == 'optimizer' else p.name}" for p in v.phases)
+    ways = Counter(op.phase for op in m.ops_in(m.span))
+    names = ", ".join(f"{number.count(ways[p])} {p[:3] if p == 'optimizer' else p}" for p in PHASES if ways[p])
     launched = m.launches_in(m.span)
     by = (
         f", {REASONS.get(launched[0].reason, launched[0].reason).split(':')[0]}"
