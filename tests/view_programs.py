@@ -193,7 +193,9 @@ def writes(t) -> list[str]:
 def reshapes(t) -> list[str]:
     """Statements that change the geometry of {x}, or what memory it lies on."""
     out = ["{x}.unsqueeze_(0)", "{x}.squeeze_()", "{x}.data = {y}", "{x}.set_({y})", "resize({x}, (2,))", "resize({x}, (2, 2))"]
-    out += ["place({x}, {y})", "{x}.set_()", "{x}.data = {x}.data.clone()", "{x}.detach_()"]
+    out += ["place({x}, {y})", "{x}.set_()", "{x}.detach_()"]
+    if not t.is_conj():  # see line_of: its clone is none
+        out += ["{x}.data = {x}.data.clone()"]
     out += ["resize({x}, (2, 5))", "resize({x}, (12,))", "resize({x}, (0,))", "{x}.as_strided_((2,), (1,), 1)"]
     if t.dim() >= 2:
         out += ["{x}.t_()", "{x}.transpose_(0, -1)", "{x}.swapaxes_(0, 1)"]
