@@ -212,3 +212,29 @@ def test_a_fused_function_without_an_optimizer_runs_in_its_own_step():
 def test_a_peak_that_nothing_has_is_refused(peak):
     with pytest.raises(ValueError, match="peak_flops"):
         tpu_lab.profile(lambda: None, peak_flops=peak)
+
+
+def test_what_a_fused_program_leaves_out_did_no_work():
+    a, b = torch.ones(64, 64, device="tpu"), torch.ones(64, 64, device="tpu")
+
+    def step():
+        (a @ b).exp()  # nobody holds it
+        return ((a @ b) + 1, b.relu())[0].sum().item()
+
+    p = tpu_lab.profile(step, steps=2, warmup=1, mode="fused", peak_flops=1e12)
+    one = 2 * 64**3
+    assert p.metrics.flops == one and {r.flops for r in p.trace.launches} == {one}
+    assert [op.flops for op in m_ops(p)] == [0, one] and {op.launch for op in m_ops(p)} == {p.trace.launches[-1].index}
+    assert [len(r.ops) for r in p.trace.launches] == [6, 6, 6]  # their places are those of the program's scopes
+
+    def dead():
+        a @ b
+
+    p = tpu_lab.profile(dead, steps=2, mode="fused", peak_flops=1e12)
+    assert not p.trace.launches and p.metrics.flops == 0 and p.metrics.mfu is None
+    assert [(op.launch, op.bytes) for op in p.trace.ops] == [(None, 0)] * 2
+    with tpu_lab.profile(mode="fused", peak_flops=1e12) as p:
+        a @ b
+        torch.tpu.synchronize()
+        total = (a + b).sum().item()
+    assert total == 2 * 64 * 64 and [r.ops for r in p.trace.launches] == [(1, 2)]

@@ -50,8 +50,8 @@ class OpRecord:
     phase: str  # "forward" | "backward" | "optimizer"
     forward: int | None  # for a backward op: the index of its forward op, if known
     launch: int | None  # the launch that ran it; None for a free view
-    flops: int  # model convention: one multiply-add = 2
-    bytes: int  # logical bytes read and written
+    flops: int  # model convention: one multiply-add = 2; 0 for what a program left out, as nobody held its result
+    bytes: int  # logical bytes read and written; 0 for such an op, too
     time_ns: int  # host clock (perf_counter_ns) when it was called
     record_ns: int  # what recording it cost
     fallback: bool = False  # ran on the CPU, as no lowering exists

@@ -41,6 +41,7 @@ class Program:
     extra: object = field(default=None, repr=False)  # what torch.compile must know to use the results
     avals: tuple = field(default=(), repr=False)  # shapes and dtypes it was made for
     quick: int = 0  # launches in a row that were done when their dispatch returned: see launches.py
+    dead: tuple = ()  # numbers of its ops that no result needs: they do not run
     needs: int = 0  # bytes of its results and temporary buffers
 
     def hlo(self) -> str:

@@ -149,6 +149,7 @@ def _run_graph(reason: str | None) -> None:
     plan = graph.plan(state.compiler_options)
     if plan is None:  # nobody holds a result: nothing to run
         graph = Graph()
+        launches.dropped(active)
         return
     reason = reason or (_waiting[0] if _waiting else "item")  # the outermost: a fallback copies to the CPU
     made, program = None, cache.get(plan.key)
@@ -170,6 +171,7 @@ def _run_graph(reason: str | None) -> None:
         raise
     done, graph = graph, Graph()
     at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
+    earlier = len(done.nodes) - len(active.unlaunched) if active is not None else 0  # recorded before the profile
     done.nodes = []  # drop our references to the leaves: donation needs them gone
     before = _now() if active is not None else 0
     arrays, token = program.call(plan.floats, plan.ints, *plan.leaves)
@@ -183,6 +185,7 @@ def _run_graph(reason: str | None) -> None:
         times = (start, before, after)
         taken = [plan.leaves[n] for n in plan.donated]
         site = where.site()
+        launches.left_out(active, [n - earlier for n in program.dead])
         launches.record(active, program, made, reason, "fused", site, times, counts, token, plan.leaves, arrays, at, taken)
         owners.settle(plan.alive)
 
@@ -192,15 +195,19 @@ def _drop() -> None:
     global graph
     dropped, graph = graph, Graph()
     dropped.undo()
+    launches.dropped(trace.active)
 
 
 def _compile_graph(plan):
     jitted, view = graph.program(plan)
     site = where.compile_site()
     view = dataclasses.replace(view, site=(site.file, site.line))
-    flops = sum(n.sig.flops for n in graph.nodes)
+    dead = graph.dead(plan.positions)
+    flops = sum(n.sig.flops for n in graph.nodes) - sum(graph.nodes[n].sig.flops for n in dead)
     nbytes = sum(x.nbytes for x in plan.leaves) + sum(d.itemsize * _size(s) for s, d in _live(plan))
-    return cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes, site)
+    program = cache.add(plan.key, jitted, (plan.floats, plan.ints, *plan.leaves), view, flops, nbytes, site)
+    program.dead = dead
+    return program
 
 
 def _size(shape) -> int:

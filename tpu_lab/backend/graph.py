@@ -175,6 +175,17 @@ class Graph:
         at = (bisect.bisect_right(starts, p) - 1 - earlier for p in positions)
         return [n if n >= 0 else None for n in at]
 
+    def dead(self, positions: tuple) -> tuple[int, ...]:
+        """Numbers of the nodes that none of these values needs: XLA leaves them out of the program."""
+        needed, out = set(positions), []
+        for n in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[n]
+            if needed.isdisjoint(range(node.start, node.start + len(node.results))):
+                out.append(n)
+            else:
+                needed.update([v for v in node.inputs if v.__class__ is int])
+        return tuple(reversed(out))
+
     def bases(self) -> list:
         """(shape, dtype) of each value of the graph."""
         out = []

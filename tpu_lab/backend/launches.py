@@ -19,6 +19,7 @@ from tpu_lab.backend.cache import record_compile
 #     ready, the op's note, program, made, mode, start, before, after, noted, index, born
 # Of a deferred or compiled graph:
 #     ready, program, made, mode, start, before, after, noted, index, born, reason, site, ops, newest, at, came, taken, counts
+# And a frozenset: indices of ops that did not run; -1 - index for one that no launch will.
 # ready: host clock when its results were ready, 0 not yet, -1 nobody will know. made: the program if it is new. start,
 # before, after, noted: host clock when lookup began, XLA was called, XLA returned, this file was done. index: its own.
 # born, came, taken: weak references to its results, to inputs that nobody has seen, to donated ones. newest: the newest op.
@@ -104,6 +105,21 @@ def deferred(active) -> None:
     if op is not None:
         op[10] = active.launch_count
         active.unlaunched.append(op[9])
+
+
+def left_out(active, numbers) -> None:
+    """These of the deferred ops are not part of the program that is launched: nobody holds what they make."""
+    numbers = [n for n in numbers if 0 <= n < len(active.unlaunched)]
+    if numbers:
+        active.log.append(frozenset([active.unlaunched[n] for n in numbers]))
+
+
+def dropped(active) -> None:
+    """None of the deferred ops will run."""
+    if active is not None and active.unlaunched:
+        left_out(active, range(len(active.unlaunched)))
+        active.log.append(frozenset([-1 - index for index in active.unlaunched]))
+        active.unlaunched = []
 
 
 def site() -> where.Site:

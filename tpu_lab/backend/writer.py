@@ -7,6 +7,7 @@ the log, when somebody reads the records: mostly once, after the profile has end
 
 from __future__ import annotations
 
+import bisect
 import collections
 import gc
 import threading
@@ -75,6 +76,8 @@ class Writer:
                     self._launch(*note, note)
             elif kind is tuple:
                 self._told(*note)
+            elif kind is frozenset:
+                self._left_out(note)
             else:
                 self._gone(note)
         self._clock()
@@ -107,6 +110,15 @@ class Writer:
         active._ops.append(record)
         if not returned:
             self._last = record, note
+
+    def _left_out(self, indices) -> None:
+        """Ops that did not run: they did no work."""
+        ops = self.trace._ops
+        for index in indices:
+            at = bisect.bisect_left(ops, index if index >= 0 else -1 - index, key=lambda op: op.index)
+            if at < len(ops) and ops[at].index in (index, -1 - index):
+                ops[at].flops = ops[at].bytes = 0
+                ops[at].launch = ops[at].launch if index >= 0 else None
 
     def _site(self, spot):
         if spot is None:
