@@ -18,13 +18,14 @@ CELLS = [
     ("code", "%tpu_profile -n 3 -w 1 last = step(x)"),
     ("code", "q = %tpu_profile -o -q z = x + 1"),
     ("code", "%%tpu_profile -n 2 -s wasted\nfor i in range(2):\n    w = x * i\n%time 1\nw.sum().item()"),
+    ("raw", "no Python: ```\n\\begin{document}"),
     ("code", "q.summary, text, last"),
 ]
 
 
 def notebook(folder, cells):
     made = nbformat.v4.new_notebook()
-    kinds = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
+    kinds = {"raw": nbformat.v4.new_raw_cell, "markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
     made.cells = [kinds[kind](source) for kind, source in cells]
     nbformat.write(made, folder / "nb.ipynb")
     return folder / "nb.ipynb"
@@ -53,6 +54,8 @@ def test_it_runs_and_the_names_stay(converted):
     assert names["report"].trace.meta["mode"] == "strict" and len(names["q"].trace.ops) == 1
     assert isinstance(names["p"], Profile) and len(names["p2"].metrics.steps) == 4
     assert names["w"].device.type == "tpu" and len(names["p3"].trace.ops) == 6
+    assert [s.ops[1] - s.ops[0] for s in names["p3"].metrics.steps] == [3, 3]
+    assert "begin{document}" in converted.read_text()
     shown = [o for o in outputs if o is not None]
     assert names["p2"] in shown and names["q"] not in shown
 
@@ -70,8 +73,8 @@ def block(source):
         ("%tpu_profile -v r f(x);", "with tpu_lab.profile() as r:\n    f(x)"),
         ("%tpu_profile --view cache f(x)", "with tpu_lab.profile() as p:\n    f(x)\np.cache"),
         ("%tpu_profile -n 5 -w 2 --mode fused y = f(x, k=1)", 'p = tpu_lab.profile(f, x, k=1, steps=5, warmup=2, mode="fused")\ny = p.value\np'),
-        ("%tpu_profile -n 5 f(x, name=1)", "with tpu_lab.profile() as p:\n    for _ in range(5):\n        f(x, name=1)\np"),
-        ("%%tpu_profile -w 1\na = f(x)\nb = a", "for _ in range(1):  # warm-up\n    a = f(x)\n    b = a\nwith tpu_lab.profile() as p:\n    for _ in range(1):\n        a = f(x)\n        b = a\np"),
+        ("%tpu_profile -n 5 f(x, name=1)", "with tpu_lab.profile() as p:\n    for _ in range(5):\n        f(x, name=1)\n        p.step()\np"),
+        ("%%tpu_profile -w 1\na = f(x)\nb = a", "for _ in range(1):  # warm-up\n    a = f(x)\n    b = a\nwith tpu_lab.profile() as p:\n    for _ in range(1):\n        a = f(x)\n        b = a\n        p.step()\np"),
         ("%tpu_profile -q --html 'my f.html' -T t.txt --json j f(x)", "with tpu_lab.profile() as p:\n    f(x)\np.to_html('my f.html')\np.to_json('j')\np.to_text('t.txt')"),
         ("%tpu_profile --chip v6e f(x)", 'with tpu_lab.profile() as p:\n    f(x)\nmo.vstack([p, p.on("v6e")])'),
         ("%tpu_profile -l 5 -s bytes --view ops f(p)", 'with tpu_lab.profile() as p2:\n    f(p)\np2.view("ops", limit=5, sort="bytes")'),

@@ -255,3 +255,17 @@ def test_rows_of_a_block_do_not_say_a_step():
     steady = tpu_lab.profile(lambda: layer(x).sum().backward(), warmup=1, steps=2, peak_flops=1e12)
     rows = steady.summary.rows.set_index("name").value
     assert rows["model FLOPs a step"] == 2 * 2 * 16 * 48 * 48
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_steps_of_a_block_by_hand(x, mode):
+    held = []
+    with tpu_lab.profile(mode=mode, peak_flops=1e9) as p:
+        for _ in range(4):
+            held.append((x @ x).sum())
+            p.step()
+    assert [s.ops[1] - s.ops[0] for s in p.metrics.steps] == [2] * 4
+    assert len(p.trace.launches) == (4 if mode == "fused" else 8) and "a step" in p.summary.title
+    assert p.metrics.flops == 2 * x.shape[0] * x.shape[1] * x.shape[1]
+    with pytest.raises(RuntimeError, match=r"p.step\(\) ends a step of a block that runs"):
+        p.step()

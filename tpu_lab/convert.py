@@ -49,6 +49,9 @@ def convert(arguments: argparse.Namespace) -> int:
     if arguments.out.exists() and not arguments.force:
         print(f"tpu-lab convert: {arguments.out} exists: choose another name, or overwrite it with -f", file=sys.stderr)
         return 2
+    for cell in cells:
+        if cell.get("cell_type") == "raw":  # marimo would take its text for Python
+            cell.update(cell_type="markdown", source=_fenced("".join(cell["source"])))
     sources = ["".join(c["source"]) if c.get("cell_type") == "code" else None for c in cells]
     changed, imports, notes = rewrite(sources)
     for cell, source in zip(cells, changed):
@@ -183,10 +186,8 @@ def _steps(args, tree: ast.Module, code: str, name: str, mode: str) -> list[str]
         if isinstance(only, ast.Assign):
             out.append(" = ".join([*map(ast.unparse, only.targets), f"{name}.value"]))
         return out
-    if args.warmup:
-        return [f"for _ in range({args.warmup}):  # warm-up", _indent(code), block[0],
-                f"    for _ in range({args.steps}):", _indent(_indent(code))]  # fmt: skip
-    return [block[0], f"    for _ in range({args.steps}):", _indent(_indent(code))]
+    loop = [block[0], f"    for _ in range({args.steps}):", _indent(_indent(code)), f"        {name}.step()"]
+    return [f"for _ in range({args.warmup}):  # warm-up", _indent(code), *loop] if args.warmup else loop
 
 
 def _shown(args, name: str) -> str:
@@ -197,6 +198,12 @@ def _shown(args, name: str) -> str:
         views = [name]
     views += [f'{name}.on("{args.chip}")'] if args.chip else []
     return views[0] if len(views) == 1 else f"mo.vstack([{', '.join(views)}])"
+
+
+def _fenced(text: str) -> str:
+    """Text as Markdown shows it: as it is."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}" if text.strip() else ""
 
 
 def _plain(code: str) -> str:

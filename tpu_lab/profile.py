@@ -44,6 +44,14 @@ class Profile:
 
         return Metrics(self.trace, self._peak(), self._flops)
 
+    def step(self) -> None:
+        """A step ends here: `with tpu_lab.profile() as p:`, a loop, and p.step() at the end of its body. Steps of a block
+        otherwise end with optimizer.step(), which then no longer counts. What fused mode has deferred is launched.
+        RuntimeError outside of the block."""
+        from tpu_lab import session
+
+        session.step_ended(self.trace)
+
     def _peak(self):
         from tpu_lab import chips
 

@@ -83,9 +83,7 @@ class Session:
         try:
             for call in range(self._warmup + self._steps):
                 profile.value = fn(*args, **(kwargs or {}))
-                _hook("executor", "flush")("step end")  # what a fused call deferred is this step's
-                trace.marks.append(("call end", time.perf_counter_ns()))
-                _cpu(trace)
+                _ended(trace, "call end")
                 if call + 1 == self._warmup:
                     _hook("launches", "drain")()  # the warm-up's device work is not the first step's
                     trace.marks.append(("warmup end", time.perf_counter_ns()))
@@ -140,6 +138,19 @@ class Session:
                 self._profile.forget_drawn()
                 self._stack.close()
                 self._stack = None
+
+
+def step_ended(trace: Trace) -> None:
+    """A step of a block has ended, says the user; RuntimeError when the block is not running."""
+    if _trace.active is not trace:
+        raise RuntimeError("p.step() ends a step of a block that runs: with tpu_lab.profile() as p: ... p.step()")
+    _ended(trace, "step end")
+
+
+def _ended(trace: Trace, what: str) -> None:
+    _hook("executor", "flush")("step end")  # what was deferred is this step's
+    trace.marks.append((what, time.perf_counter_ns()))
+    _cpu(trace)
 
 
 def _cpu(trace: Trace) -> None:

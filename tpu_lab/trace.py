@@ -143,7 +143,7 @@ class Trace:
     compiles: list[CompileRecord] = field(default_factory=list)
     waits: list[WaitRecord] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
-    marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end", ns), ("call end", ns), ("block end", ns): set by profile()
+    marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end" | "call end" | "step end" | "block end", ns): set by profile()
     live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
     held: list[HeldRecord] = field(default_factory=list)  # the arrays behind `live`, by the end of their lives
     programs: dict[str, object] = field(default_factory=dict)  # LaunchRecord.key -> program: its texts, made when asked
