@@ -274,3 +274,13 @@ def test_measured_times_come_from_the_kernels(small):
     drawn = small["fused"].fusions_measured(runs=3)
     assert set(drawn.rows.timing) == {"measured"} and (drawn.rows.ms > 0).all()
     assert "XLA:CPU, measured" in str(drawn)
+
+
+def test_the_text_of_the_ops_reads_no_compilers_text(monkeypatch):
+    x = torch.ones(8, 8, device="tpu")
+    p = tpu_lab.profile(lambda: (x @ x).exp().sum().item(), steps=2, mode="fused", peak_flops=1e12)
+    read = []
+    parse = fusions.hlo.parse
+    monkeypatch.setattr(fusions.hlo, "parse", lambda text: read.append(text) or parse(text))
+    assert "exp" in p.ops.text() and not read
+    assert 'data-fusion="A"' in p.ops.html and len(read) == 1 and set(p.ops.rows.fusion) >= {"A"}

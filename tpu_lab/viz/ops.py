@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from dataclasses import dataclass
 
@@ -17,13 +18,13 @@ HEAVY = 9  # rows shown for their time, besides the first ones and the last
 SORTS = {"time": "device_ms", "bytes": "bytes", "flops": "flops"}
 
 
-def rows(m: Metrics, part: slice = slice(None)):
+def rows(m: Metrics, part: slice = slice(None), lettered: bool = True):
     """One row an op, of all or of a part of the trace: op (its number), name, result, inputs, static, kind, module, file, line, code, phase, forward,
     step, launch, fusion (the letter of its group in the drawn step), device_ms (its share of its launch), flops, bytes, fallback,
-    host_us, at_ms (since the start)."""
+    host_us, at_ms (since the start). lettered: False leaves `fusion` empty and the compiler's text unread."""
     import pandas as pd
 
-    ops, trace, letters = m.trace.ops[part], m.trace, fusions.letter_of(m)
+    ops, trace, letters = m.trace.ops[part], m.trace, fusions.letter_of(m) if lettered else {}
     step = np.zeros(len(trace.ops), dtype=np.int64)
     for s in m.steps:
         step[slice(*s.ops)] = s.number
@@ -124,16 +125,14 @@ def draw(m: Metrics, limit: int | None = None, sort: str | None = None) -> View:
     """limit: how many rows before a fold (or in a sorted table); sort: time, bytes or flops instead of program order."""
     if sort is not None and sort not in SORTS:
         raise ValueError(f"the ops view sorts by {', '.join(SORTS)}, not by {sort!r}")
-    cache: dict = {}
 
-    def model() -> Model:
-        if "model" not in cache:
-            cache["model"] = _model(m, limit, sort)
-        return cache["model"]
+    @functools.cache
+    def model(lettered: bool) -> Model:
+        return _model(m, limit, sort, lettered)
 
     title = _title(m)
     return View(
-        "ops", title, _finding(m), lambda: rows(m), lambda: _text(model()), lambda: template("ops.html", v=model())
+        "ops", title, _finding(m), lambda: rows(m), lambda: _text(model(False)), lambda: template("ops.html", v=model(True))
     )
 
 
@@ -170,8 +169,8 @@ def _title(m: Metrics) -> str:
     return f"{head}; {number.plural(len(spent), what)} take{'s' if len(spent) == 1 else ''} {share}% of the device time"
 
 
-def _model(m: Metrics, limit, sort) -> Model:
-    table = rows(m, slice(*m.span.ops))
+def _model(m: Metrics, limit, sort, lettered: bool) -> Model:
+    table = rows(m, slice(*m.span.ops), lettered)
     if not len(table):
         hint = (
             frame.nothing_hint(m)
