@@ -200,6 +200,17 @@ def products():
     yield call(aten._scaled_mm.default, a, b, *one, bias=randn(48, dtype=BF16), out_dtype=BF16)
 
 
+@family(rtol=2e-2, atol=1e-2)  # half types
+def products_in_groups():
+    ends = T([3, 3, 24], dtype=torch.int32)  # an empty group; what lies behind the last end is anything on the CPU
+    for dtype in (F32, BF16, F16):
+        rows, columns, three = randn(24, 16, dtype=dtype), randn(16, 24, dtype=dtype), randn(3, 16, 8, dtype=dtype)
+        yield call(aten._grouped_mm.default, rows, three, ends)
+        yield call(aten._grouped_mm.default, columns, rows, ends)
+        yield call(aten._grouped_mm.default, three.mT, columns.mT.contiguous().mT, ends)
+        yield call(aten._grouped_mm.default, three.mT.contiguous(), three)
+
+
 @family
 def sparse_indices():
     for narrow in (False, True):

@@ -159,10 +159,11 @@ def ready() -> None:
     from torch._dynamo import decorators, trace_rules
     from torch._dynamo.backends import registry
 
-    from tpu_lab.backend import compile_hooks, compiled, where  # noqa: F401  (compiled: loaded, so it is skipped below)
+    from tpu_lab.backend import compile_hooks, compiled, meta, where  # noqa: F401  (compiled: loaded, so it is skipped below)
 
     if "tpu" not in registry._COMPILER_FNS:
         registry.register_backend(backend, name="tpu")
+    meta.tell_fake_tensors()
     ours = [m for name, m in list(sys.modules.items()) if name.startswith("tpu_lab.backend.") and m is not compile_hooks]
     for name in (*_SKIP, *(m.__name__ for m in ours)):
         trace_rules.add(name)

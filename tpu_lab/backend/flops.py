@@ -31,6 +31,13 @@ def _addbmm(_, a, b, *__, **___):
     return 2 * math.prod(a.shape) * b.shape[-1]
 
 
+def _grouped_mm(a, b, offs=None, *_, **__):
+    """What is in groups meets one matrix of the other side each: [M, K] or [G, M, K] with [K, N] or [G, K, N]."""
+    if a.dim() == 3 and offs is not None:
+        return 2 * math.prod(b.shape) * a.shape[1]
+    return 2 * math.prod(a.shape) * b.shape[-1]
+
+
 def _convolution_backward(gradient, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, mask, **_):
     """Each of the two gradients is as many multiply-adds as the convolution itself: weight is [out, in / groups, ...]."""
     places = x if transposed else gradient
@@ -40,6 +47,7 @@ def _convolution_backward(gradient, x, weight, bias, stride, padding, dilation, 
 
 OURS = {
     aten.mv: _mv, aten.addmv: _addmv, aten.dot: _dot, aten.vdot: _dot, aten.addbmm: _addbmm,
+    aten._grouped_mm: _grouped_mm,
     aten.convolution_backward: _convolution_backward,
 }  # fmt: skip
 

@@ -10,6 +10,37 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_lab.backend import native, storage
 
+_own: dict = {}
+
+
+def own(overload):
+    """Register the decorated function in place of PyTorch's meta kernel, where that one holds the limits of another device.
+
+    It is given the overload's arguments, tensors on meta or fake, and returns what the overload returns.
+    """
+
+    def register(fn):
+        _own[overload] = fn
+        return fn
+
+    return register
+
+
+def tell_fake_tensors() -> None:
+    """The same rules for the fake tensors of torch.compile and torch.export that stand for tensors on "tpu"."""
+    from torch._subclasses import fake_impls
+
+    for overload, fn in _own.items():
+        if overload not in fake_impls.op_implementations_dict:
+            fake_impls.register_op_impl(overload)(functools.partial(_fake, fn))
+
+
+def _fake(fn, mode, overload, *args, **kwargs):
+    if not any(t.device.type == "tpu" for t in tensors_in([*args, *kwargs.values()], [])):
+        return NotImplemented
+    with mode:
+        return fn(*args, **kwargs)
+
 
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -105,6 +136,9 @@ def _shapes(record, metas, kmetas):
 
 
 def _of_meta(record, metas, kmetas):
+    if record.overload in _own:
+        found = _own[record.overload](*metas, **kmetas)
+        return found, found
     declared = record.overload(*metas, **kmetas, **_unsaid(record, record.overload, metas, kmetas))
     if record.functional is None or record.functional is record.overload:
         computed = declared
