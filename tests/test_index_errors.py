@@ -27,6 +27,15 @@ def put(x, index, **options):
     return torch.ops.aten.index_put(x, [index], torch.ones((), device="tpu"), **options)
 
 
+def masked(x, index):
+    """The first index is masked out."""
+    return torch.ops.aten._unsafe_masked_index(x, dev([[False], [True]]), [index], 0)
+
+
+def masked_put(x, index):
+    return torch.ops.aten._unsafe_masked_index_put_accumulate(x, dev([[False], [True]]), [index], torch.ones(2, 3).to("tpu"))
+
+
 CALLS = {  # name -> (the call with an index that is wrong, one that is right, words of the error)
     "embedding": (lambda i: F.embedding(i, table()), [[1, 4]], [0, 3], "index out of range in self: 4 in a table of 4 rows"),
     "embedding_bag": (lambda i: F.embedding_bag(i, table(), dev([0])), [0, 9], [3, 3], "index out of range in self: 9"),
@@ -50,6 +59,8 @@ CALLS = {  # name -> (the call with an index that is wrong, one that is right, w
     "nll_loss": (lambda i: F.nll_loss(table(), i), [0, 0, 0, 3], [0, 1, 2, -100], "Target 3 is out of bounds"),
     "cross_entropy": (lambda i: F.cross_entropy(table(), i), [0, 0, -1, 0], [0, 1, -100, 2], "Target -1 is out of bounds"),
     "2d": (lambda i: F.nll_loss(table()[None, :, None], i), [[[0, 4, 0]]], [[[0, 3, -100]]], "Target 4 is out of bounds"),
+    "masked": (lambda i: masked(table(), i), [9, 4], [9, -4], "index 4 is out of bounds for dimension 0 with size 4"),
+    "masked put": (lambda i: masked_put(table(), i), [9, 5], [9, 0], "index 5 is out of bounds for dimension 0 with size 4"),
     "margin": (lambda i: F.multi_margin_loss(table(), i), [0, 0, 3, 0], [0, 1, 2, 0], "Target 3 is out of bounds"),
 }  # fmt: skip
 
@@ -178,6 +189,24 @@ def test_inside_a_loop_of_a_compiled_graph():
     assert f(dev(4), dev(0)).item() == 66
     with pytest.raises(IndexError, match="index 4 is out of bounds for dimension 0 with size 4"):  # the first of 4, 5, 6
         f(dev(7), dev(0)).item()
+
+
+def test_inside_the_condition_of_a_loop():
+    x = table()
+
+    @torch.compile(backend="tpu")
+    def f(n, start):
+        def go_on(k, total):
+            return (k < n) & (x[k.reshape(1)].sum() >= 0)
+
+        return while_loop(go_on, lambda k, total: (k + 1, total + 2), (start, torch.zeros((), device="tpu")))[1]
+
+    assert f(dev(3), dev(0)).item() == 6
+    with pytest.raises(IndexError, match="index 4 is out of bounds for dimension 0 with size 4"):  # after the last turn
+        f(dev(4), dev(0)).item()
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):  # before the first
+        f(dev(3), dev(9)).item()
+    assert f(dev(1), dev(0)).item() == 2
 
 
 def test_backward_of_an_indexed_table_is_as_always(mode):

@@ -61,6 +61,25 @@ def test_bag_gradient_scaled_by_frequency():
 # --- indexing ------------------------------------------------------------------------------------------------------
 
 
+def test_masked_indices_let_anything_stand_where_the_mask_is_false():
+    calls, x, far = Calls(), torch.arange(24.0).reshape(2, 3, 4), torch.tensor([[1, 99], [-77, 0]])
+    mask = torch.tensor([[True, False], [False, True]])
+    cases = [
+        ([None, far % 3], torch.ones(1, dtype=torch.bool)),
+        ([None, far], mask[None, :, :, None]),
+        ([far, None, far], mask[:, :, None]),
+        ([far.clamp(0, 1)], torch.tensor([True, False, True, True])),
+        ([None, None, torch.tensor([3, -4])], torch.tensor([True, False])),
+    ]
+    for indices, mask in cases:
+        calls(aten._unsafe_masked_index.default, x, mask, indices, -1)
+        values = torch.ones(aten._unsafe_masked_index(x, mask, indices, 0).shape)
+        calls(aten._unsafe_masked_index_put_accumulate.default, x, mask, indices, values)
+        calls(aten._unsafe_masked_index_put_accumulate.default, x.long(), mask, indices, values.long())
+    calls(aten._unsafe_masked_index.default, x[:0], mask, [None, None, torch.tensor([3, -4])], 1)
+    calls.check()
+
+
 def test_index_and_index_put_place_dimensions_as_pytorch_does():
     calls, x = Calls(), randn(4, 5, 6)
     a, b = torch.tensor([0, -1, 2]), torch.tensor([[1], [3]])

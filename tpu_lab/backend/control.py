@@ -56,17 +56,23 @@ def while_loop(cond_module, body_module, carried, additional, **_):
             )
         return [decomp.unwrap(o) for o in outputs], wrong
 
+    def ask(arrays):
+        (goes_on,), wrong = run(cond_module, arrays)
+        return goes_on.reshape(()) != 0, wrong
+
     def turn(loop):
-        arrays, found = loop
+        arrays, found, _ = loop
         arrays, wrong = run(body_module, arrays)
-        return arrays, jnp.where(found == bounds.FINE, jnp.concatenate([_fine([]), *wrong]), found)  # the first wrong one
+        goes_on, asked = ask(arrays) if looks else (None, [])
+        return arrays, jnp.where(found == bounds.FINE, jnp.concatenate([_fine([]), *asked, *wrong]), found), goes_on  # the first wrong one
 
     inputs = _arrays(carried)
-    checks = _checks_in(body_module, given, inputs)
-    out, found = lax.while_loop(
-        lambda loop: run(cond_module, loop[0])[0][0].reshape(()) != 0, turn, (inputs, _fine(checks))
-    )
-    _tell(checks, found)
+    looks, checks = _checks_in(cond_module, given, inputs), _checks_in(body_module, given, inputs)
+    # a condition gives a bool and nothing else: one with indices is asked in the turns, with the first time before them
+    goes_on, asked = ask(inputs) if looks else (None, [])
+    start = inputs, jnp.concatenate([*asked, _fine(checks)]), goes_on
+    out, found, _ = lax.while_loop(lambda loop: loop[2] if looks else ask(loop[0])[0], turn, start)
+    _tell([*looks, *checks], found)
     return tuple(decomp.wrap(a, t.dtype) for a, t in zip(out, carried, strict=True))
 
 

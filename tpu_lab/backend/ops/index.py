@@ -47,6 +47,39 @@ def index_put(x, indices, values, accumulate=False, unsafe=False):
     return place.add(values) if accumulate else place.set(values)
 
 
+def _each_unmasked(x, mask, indices, *_, **__):
+    """Of a masked index counts what the mask lets through: it lies over the result, whose dimensions the indices make."""
+    used = [d for d, i in enumerate(indices) if i is not None]
+    made = np.broadcast_shapes(*[indices[d].shape for d in used])
+    start = used[0] if used and used[-1] - used[0] < len(used) else 0  # PyTorch's rule: apart, they come first
+    rest = [n for d, n in enumerate(x.shape) if d not in used]
+    shape = (*rest[:start], *made, *rest[start:])
+    over = np.broadcast_shapes(mask.shape, shape)
+    if over[len(over) - len(shape) :] != shape:
+        return _each(x, indices)
+    first = len(over) - len(shape) + start
+    others = [d for d in range(len(over)) if not first <= d < first + len(made)]
+    real = jnp.broadcast_to(mask, over).any(axis=tuple(others))
+    return _each(x, [None if i is None else jnp.where(real, i, 0) for i in indices])
+
+
+def _inside(x, indices):
+    return _place([i if i is None else jnp.clip(i, -n, n - 1) for i, n in zip(indices, x.shape)])
+
+
+@op(aten._unsafe_masked_index, kind="movement", out=True, bounds=_each_unmasked)
+def masked_index(x, mask, indices, fill, out):
+    """x[indices] where the mask is true, elsewhere `fill`: there an index may be anything."""
+    fill = jnp.asarray(fill).astype(x.dtype)
+    return jnp.where(mask, x[_inside(x, indices)], fill) if x.size else jnp.full(out[0][0], fill)
+
+
+@op(aten._unsafe_masked_index_put_accumulate, kind="movement", bounds=_each_unmasked)
+def masked_index_put(x, mask, indices, values):
+    place, values = x.at[_inside(x, indices)], jnp.where(mask, values, 0).astype(x.dtype)
+    return x if not x.size else place.max(values) if x.dtype == jnp.bool_ else place.add(values)
+
+
 def _along(x, dim, index):
     """The place of `index` along `dim`; 0-dim tensors count as one element."""
     x, index = jnp.atleast_1d(x), jnp.atleast_1d(_short(index))
