@@ -239,11 +239,15 @@ def _runs_when_called(fn: Callable) -> None:
             )
 
 
+_parsing = threading.Lock()  # CPython 3.11's parser counts its depth for all threads as one
+
+
 def _block_end(file: str, line: int) -> int:
     """The last line of the with statement that begins at `line`; `line` when the source is not to be had."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError, SystemError):  # the last: CPython's parser in several threads at once
+        with _parsing:
+            tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, SystemError):  # the last: a thread of the user's parsed at that moment
         return line
     ends = [n.end_lineno for n in ast.walk(tree) if isinstance(n, (ast.With, ast.AsyncWith)) and n.lineno == line]
     return max((e for e in ends if e), default=line)

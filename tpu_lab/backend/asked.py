@@ -48,7 +48,7 @@ def _called(frame) -> str:
     lines[0] = lines[0][start:]
     try:
         tree = ast.parse(b"(" + b"".join(lines) + b")", mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, SystemError):  # the last: another thread parses, too (CPython 3.11)
         return "item"
     called = tree.func if isinstance(tree, ast.Call) else None
     if isinstance(called, ast.Attribute):
