@@ -67,10 +67,13 @@ def run(sig, cells, floats: tuple, ints: tuple) -> list:
         checks = () if sig.bounds is None else tuple(checks_of(sig))
         if trace.active is not None:
             launches.deferred(trace.active)
-        values = [peek(c) for c in cells]
-        for i in sig.writes:
-            graph.writes(cells[i])
-        return graph.add(sig, values, floats, ints, checks)
+        while True:
+            recording, values = graph, [peek(c) for c in cells]
+            for i in sig.writes:
+                recording.writes(cells[i])
+            pending = recording.add(sig, values, floats, ints, checks)
+            if pending is not None:
+                return pending
     if graph.nodes:
         flush("debug" if mode is _DEBUG else "strict")
     return _launch(sig, [resolve(c) for c in cells], floats, ints, mode)
@@ -148,6 +151,7 @@ def _run_graph(reason: str | None) -> None:
     start = _now() if active is not None else 0
     plan = graph.plan(state.compiler_options)
     if plan is None:  # nobody holds a result: nothing to run
+        graph.close()
         graph = Graph()
         launches.dropped(active)
         return
@@ -172,7 +176,7 @@ def _run_graph(reason: str | None) -> None:
     done, graph = graph, Graph()
     at = done.made(plan.positions, len(active.unlaunched)) if active is not None else None
     earlier = len(done.nodes) - len(active.unlaunched) if active is not None else 0  # recorded before the profile
-    done.nodes = []  # drop our references to the leaves: donation needs them gone
+    done.close()  # it drops our references to the leaves: donation needs them gone
     before = _now() if active is not None else 0
     arrays, token = program.call(plan.floats, plan.ints, *plan.leaves)
     after = _now() if active is not None else 0
@@ -194,6 +198,7 @@ def _drop() -> None:
     """Give the deferred graph up, and what it wrote in place with it."""
     global graph
     dropped, graph = graph, Graph()
+    dropped.close()
     dropped.undo()
     launches.dropped(trace.active)
 

@@ -75,6 +75,7 @@ class Graph:
         self.flush_at = LOOP_CHECK  # ask `full` at this length
         self.period = 0
         self.failed = False  # its compile failed once
+        self.closed = False  # it has run, or was given up
         self.before: dict = {}  # id of a cell written in place -> (weak cell, weak array that it held)
 
     def full(self) -> str | None:
@@ -94,18 +95,27 @@ class Graph:
         self.flush_at = length + self.period - length % self.period if self.period else length + LOOP_CHECK
         return None
 
-    def add(self, sig, values, floats, ints, checks=()) -> list[Pending]:
-        """Record one op over values (jax.Array or Pending of this graph); its results as pending values."""
+    def add(self, sig, values, floats, ints, checks=()) -> list[Pending] | None:
+        """Record one op over values (jax.Array or Pending of this graph); its results as pending values.
+
+        None if a finalizer or the handler of a signal has recorded or run something just now: then values and numbers
+        are out of date.
+        """
         nodes = self.nodes
         count = len(nodes)
         start = nodes[-1].start + len(nodes[-1].results) if nodes else 0
         pending = [Pending(self, start + i) for i in range(len(sig.fresh) + len(sig.writes))]
         inputs = tuple([v.index if v.__class__ is Pending else v for v in values])
         node = Node(sig, inputs, start, tuple([weakref.ref(p) for p in pending]), floats, ints, checks)
-        if len(nodes) != count:  # a finalizer, run by the garbage collector just now, has recorded ops of its own
-            return self.add(sig, values, floats, ints, checks)
-        nodes.append(node)
+        append = nodes.append
+        if nodes[count:] or self.closed:  # no call from here to the next: nothing comes in between
+            return None
+        append(node)
         return pending
+
+    def close(self) -> None:
+        """No op comes to it any more."""
+        self.closed, self.nodes = True, []
 
     def writes(self, cell) -> None:
         """An op of this graph writes into a cell: remember what it held, without keeping that alive."""

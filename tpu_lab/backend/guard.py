@@ -20,6 +20,8 @@ import threading
 
 import torch
 
+from tpu_lab.backend import interrupts
+
 _error = (ctypes.c_void_p * 3)()  # type, value, traceback of the last error taken away, or NULL
 _taken: dict[int, bytes] = {}  # thread -> the same of the last time that torch asked there
 _keep = map(_taken.__setitem__, iter(threading.get_ident, None), map(bytes, itertools.repeat(_error)))
@@ -52,6 +54,7 @@ class Engine(torch._C._ImperativeEngine):
     """
 
     def run_backward(self, *args, **kwargs):
+        interrupts.ensure()
         outside = torch._C._is_multithreading_enabled()
         try:
             torch._C._set_multithreading_enabled(False)

@@ -1,10 +1,10 @@
-"""Ctrl-C while torch's C++ is at work must not end the process.
+"""Ctrl-C, and other signals whose handlers raise, while torch's C++ is at work must not end the process.
 
-For each node of the autograd graph torch asks the device guard for a stream, in a C++ function that may not throw. The
-guard is written in Python, so the binding calls into Python there, and in doing so CPython may run a signal handler. If
-that raises KeyboardInterrupt, the process ends in std::terminate: about one Ctrl-C in fifty during training (measured).
+For each node of the autograd graph torch asks the device guard for a stream, in a C++ function that may not throw, and
+in many others Python code of ours runs, where CPython may run a signal handler. If that raises KeyboardInterrupt, the
+process can end in std::terminate: about one Ctrl-C in fifty during training (measured).
 
-So the handler of SIGINT is wrapped. The wrapper lets the handler run and catches what it raises; a helper thread then
+So the handlers of SIGNALS are wrapped. The wrapper lets the handler run and catches what it raises; a helper thread then
 raises it in the main thread as an asynchronous exception, which CPython delivers between two bytecodes and nowhere else.
 If nothing is delivered for a while, the main thread waits in C (`sleep`, `input`): then a second signal raises it there.
 Where CPython would drop it, as in a callback of the garbage collector (jax has one), it is raised once more.
@@ -12,6 +12,7 @@ Where CPython would drop it, as in a callback of the garbage collector (jax has 
 
 from __future__ import annotations
 
+import _signal
 import contextlib
 import ctypes
 import functools
@@ -23,6 +24,10 @@ import threading
 import time
 
 PATIENCE = 0.2  # seconds until the main thread counts as waiting in C
+SIGNALS = (  # handlers of these raise: Ctrl-C, the end of a time limit, a cluster that wants the machine back
+    signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM,
+    signal.SIGPROF,
+)  # fmt: skip
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _clear_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
@@ -31,23 +36,44 @@ _clear_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)(
 _main = threading.main_thread()
 _wanted: queue.SimpleQueue = queue.SimpleQueue()
 _helper: threading.Thread | None = None
-_current: Press | None = None  # what the helper raised last
+_HEAP = 1 << 9  # of a class that a program has made, in its __flags__
 _door = threading.RLock()  # the main thread has it while nothing may be raised there, the helper while it raises
 
 
 class Press:
-    """One Ctrl-C on its way to the main thread."""
+    """What the handler of a signal has raised, on its way to the main thread."""
 
-    __slots__ = ("done", "kind")
+    __slots__ = ("done", "error", "number")
 
-    def __init__(self, kind: type):
-        self.kind, self.done = kind, False
+    def __init__(self, number: int, error: BaseException):
+        self.number, self.done = number, False
+        self.error = error.with_traceback(None)  # it is never raised itself: its traceback would hold the user's tensors
+
+    def raised(self) -> type:
+        """A class whose call gives a copy of the error: an asynchronous exception is a class, and made when delivered."""
+        press, error, kind = self, self.error, type(self.error)
+        base = next(c for c in kind.__mro__ if not c.__flags__ & _HEAP)  # KeyboardInterrupt, Exception, SystemExit, ...
+
+        def make(cls, *args):
+            made = base.__new__(cls, *error.args)
+            base.__init__(made, *error.args)
+            made.__dict__.update(error.__dict__)
+            made.__cause__ = error.__cause__
+            press.done = True
+            if Gate.woken is press:
+                Gate.woken = None
+            return made
+
+        names = {"__new__": make, "__init__": lambda made, *args: None, "press": press}
+        cls = type(kind)(kind.__name__, (kind,), {**names, "__module__": kind.__module__})
+        cls.__qualname__ = kind.__qualname__
+        return cls
 
 
 class Gate:
-    """A SIGINT handler around another one: it never raises where it is called, unless nothing else would help."""
+    """A signal handler around another one: it never raises where it is called, unless nothing else would help."""
 
-    waiting: Press | None = None  # it waits for the end of a `hold`
+    later: list[tuple] = []  # (gate, number, frame) of each signal that waits for the end of a `hold`
     woken: Press | None = (
         None  # the helper sent a signal of its own, so that this one is raised in a call that waits in C
     )
@@ -56,55 +82,67 @@ class Gate:
         self.inner = inner
 
     def __call__(self, number, frame):
-        press, Gate.woken = Gate.woken, None
-        if press is not None:  # mostly it was raised on the way in here, at the first bytecode
+        press = Gate.woken
+        if press is not None and press.number == number:  # mostly it was raised on the way in here, at the first bytecode
+            Gate.woken = None
             if not press.done:
                 _clear_in(_main.ident, None)
                 if not _door._is_owned():
-                    press.done = True
-                    raise press.kind
+                    raise press.raised()
                 _wanted.put(press)
+            return
+        if _door._is_owned():
+            first = all(n != number for _, n, _ in Gate.later)
+            if first:
+                Gate.later.append((self, number, frame))
+            elif number == signal.SIGINT:
+                Gate.later[:] = [waits for waits in Gate.later if waits[1] != number]
+                self.inner(number, frame)
             return
         try:
             self.inner(number, frame)
         except BaseException as error:
-            press = Press(type(error))
-            if Gate.waiting is not None:
-                Gate.waiting.done, Gate.waiting = True, None
-                raise
-            if _door._is_owned():
-                Gate.waiting = press
-            _wanted.put(press)
+            _wanted.put(Press(number, error))
 
 
-def gated() -> bool:
-    """Is the handler of SIGINT wrapped?"""
-    return signal.getsignal(signal.SIGINT).__class__ is Gate
+def gated(number: int = signal.SIGINT) -> bool:
+    """Is the handler of this signal wrapped?"""
+    return _signal.getsignal(number).__class__ is Gate
 
 
 def ensure() -> None:
-    """Wrap the handler of SIGINT that is in force now. Cheap when that is done; nothing off the main thread."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler.__class__ is Gate or not callable(handler) or threading.current_thread() is not _main:
+    """Wrap the handlers that are in force now. Cheap when that is done; nothing off the main thread."""
+    if threading.get_ident() != _main.ident:
         return
+    for number in SIGNALS:
+        handler = _signal.getsignal(number)
+        if handler.__class__ is not Gate and callable(handler):
+            _start()
+            signal.signal(number, Gate(handler))
+
+
+def _start() -> None:
     global _helper
     if _helper is None or not _helper.is_alive():
         _helper = threading.Thread(target=_deliver, name="tpu_lab Ctrl-C", daemon=True)
         _helper.start()
         sys.unraisablehook = functools.partial(_again, sys.unraisablehook)
-    signal.signal(signal.SIGINT, Gate(handler))
 
 
 def after_fork() -> None:
-    """A forked child has no helper thread, and no device to protect: give it the plain handler back."""
-    if gated():
-        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT).inner)
+    """A forked child has no helper thread, and no device to protect: give it the plain handlers back."""
+    global _door, _wanted
+    _door, _wanted = threading.RLock(), queue.SimpleQueue()  # the helper may have held them
+    Gate.woken, Gate.later = None, []
+    for number in filter(gated, SIGNALS):
+        signal.signal(number, signal.getsignal(number).inner)
 
 
 @contextlib.contextmanager
 def hold():
     """Inside the block nothing comes in between: the garbage collector stands still, whose callbacks and finalizers may
-    run ops, and on the main thread Ctrl-C waits; a second Ctrl-C does not, so no block can hang for good.
+    run ops, and on the main thread signals wait, as their handlers may raise or run ops, too; a second Ctrl-C does not,
+    so no block can hang for good.
 
     For what must be whole: values that change hands, and jax at work on a program, which an exception at the wrong
     bytecode leaves in the middle of a trace.
@@ -121,67 +159,42 @@ def hold():
 
 @contextlib.contextmanager
 def _waits():
-    if threading.current_thread() is not _main or _door._is_owned():
+    if threading.get_ident() != _main.ident or _door._is_owned():
         yield
-    elif gated():
-        try:
-            _door.acquire()  # what the helper raised just before is delivered here, and the door is given back
-            yield
-        finally:
-            if _door._is_owned():
-                Gate.waiting = None
-                _door.release()
-    elif (previous := signal.getsignal(signal.SIGINT)) is None:  # a handler that is not Python's
+        return
+    ensure()
+    try:
+        _door.acquire()  # what the helper raised just before is delivered here, and the door is given back
         yield
-    else:
-        caught: list = []
-        signal.signal(signal.SIGINT, lambda *args: caught.append(args))
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, previous)
-            if caught and callable(previous):
-                previous(*caught[-1])
-
-
-@functools.cache
-def _marked(kind: type) -> type:
-    """`kind`, whose instances note that they exist: an asynchronous exception is made when it is delivered."""
-
-    def __init__(self, *args):  # noqa: N807
-        kind.__init__(self, *args)
-        Gate.woken = None
-        if _current is not None:
-            _current.done = True
-
-    cls = type(kind.__name__, (kind,), {"__init__": __init__, "__module__": kind.__module__, "kind": kind})
-    cls.__qualname__ = kind.__qualname__
-    return cls
+    finally:
+        if _door._is_owned():
+            _door.release()
+        while Gate.later:
+            gate, *signaled = Gate.later.pop(0)
+            gate(*signaled)
 
 
 def _again(hook, dropped) -> None:
     """`sys.unraisablehook`: an exception of ours that nobody could catch is raised anew; others are told as before."""
-    kind = getattr(dropped.exc_type, "kind", None)
-    if dropped.exc_type is not None and kind is not None and dropped.exc_type is _marked(kind):
-        _wanted.put(Press(kind))
+    press = getattr(dropped.exc_type, "press", None)
+    if isinstance(press, Press):
+        _wanted.put(Press(press.number, press.error))
     else:
         hook(dropped)
 
 
 def _deliver() -> None:
-    global _current
     while True:
         press = _wanted.get()
         with _door:
             if press.done:
                 continue
-            _current = press
-            _raise_in(_main.ident, _marked(press.kind))
+            _raise_in(_main.ident, press.raised())
         end = time.monotonic() + PATIENCE
         while not press.done and time.monotonic() < end:
             time.sleep(0.001)
-        if not press.done and gated():
+        if not press.done and gated(press.number):
             Gate.woken = press
-            signal.pthread_kill(_main.ident, signal.SIGINT)
+            signal.pthread_kill(_main.ident, press.number)
             while Gate.woken is press and not press.done:
                 time.sleep(0.001)
