@@ -71,6 +71,28 @@ def test_a_batch_too_large_takes_nothing_along(mode, small):
     assert all(torch.isfinite(t).all() for t in held()) and not same(held(), before)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_the_very_first_batch_may_be_too_large(kind, small):
+    given = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+
+    def train(device):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 1).to(device)
+        optimizer = kind(model.parameters(), 0.1, **given)
+        for rows in (40_000, 4, 4) if device == "tpu" else (4, 4):
+            optimizer.zero_grad()
+            model(torch.linspace(0, 1, rows * 8, device=device).reshape(rows, 8)).square().mean().backward()
+            if rows == 40_000:
+                with pytest.raises(torch.OutOfMemoryError):
+                    optimizer.step()
+            else:
+                optimizer.step()
+        return [p.detach().cpu() for p in model.parameters()]
+
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        torch.testing.assert_close(train("tpu"), train("cpu"))
+
+
 def test_a_compiled_model_says_so_too(small):
     step, held = trainer(compiled=True)
     step(4)

@@ -59,11 +59,18 @@ def _matmul_precision() -> None:
 
 
 def _optimizer_hooks() -> None:
-    """A loop that never reads a value would record for ever: run the deferred graph after each optimizer step."""
+    """A loop that never reads a value would record for ever: run the deferred graph after each optimizer step.
+
+    When there is no memory for it, the step has not been: what the optimizer made for parameters that it met for the
+    first time would be lost for all later steps, so it meets them again.
+    """
     from tpu_lab import trace
+
+    met: dict[int, int] = {}  # of an optimizer at work: parameters that it has a state for, first of all in its `state`
 
     def before(optimizer, args, kwargs):
         interrupts.ensure()
+        met[id(optimizer)] = len(optimizer.state)
         recorder.optimizer = type(optimizer).__name__
         if trace.active is not None:
             with state.lock:
@@ -71,9 +78,15 @@ def _optimizer_hooks() -> None:
 
     def after(optimizer, args, kwargs):
         recorder.optimizer = None
+        known = met.pop(id(optimizer), 0)
         with state.lock:
             owners.after_step(optimizer)
-            executor.flush("step end")
+            try:
+                executor.flush("step end")
+            except torch.OutOfMemoryError:
+                for parameter in list(optimizer.state)[known:]:
+                    del optimizer.state[parameter]
+                raise
         if trace.active is not None:
             import time
 
