@@ -291,3 +291,28 @@ def test_a_threads_index_is_told_who_waits_first_and_the_thread_itself():
     thread.join()
     assert "index 7 is out of bounds" in answers[0]
     torch.tpu.synchronize()
+
+
+def test_a_thread_hears_of_its_index_also_when_another_ran_the_graph():
+    recorded, ran, answers = threading.Event(), threading.Event(), []
+
+    def wrong():
+        with mode_scope("fused"):
+            result = torch.ones(3, device="tpu")[torch.tensor([8], device="tpu")]
+            recorded.set()
+            ran.wait(60)
+            for _ in range(2):
+                try:
+                    answers.append(result.tolist())
+                except IndexError as error:
+                    answers.append(str(error))
+
+    thread = threading.Thread(target=wrong)
+    thread.start()
+    assert recorded.wait(60)
+    with mode_scope("fused"), pytest.raises(IndexError, match="index 8 is out of bounds"):
+        torch.ones(2, device="tpu").add(1).tolist()
+    ran.set()
+    thread.join()
+    assert "index 8 is out of bounds" in answers[0] and isinstance(answers[1], list)  # once
+    torch.tpu.synchronize()

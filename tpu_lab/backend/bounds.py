@@ -55,21 +55,22 @@ class Check(NamedTuple):
     text: str
     op: str
     site: tuple  # where.Site
+    thread: int  # that called the op: in fused mode another one may launch it
+
+    def ours(self) -> bool:
+        """Does this thread answer for it: it called the op, or whoever did is no Python thread (autograd's), or has ended?"""
+        found = threading._active.get(self.thread)
+        return self.thread == threading.get_ident() or found is None or isinstance(found, threading._DummyThread)
 
 
 class Unread:
-    """A launch's output that nobody has looked at, or only another thread than the one that launched it."""
+    """A launch's output that nobody has looked at, or only another thread than those that called its ops."""
 
-    __slots__ = ("checks", "output", "thread", "told")
+    __slots__ = ("checks", "output", "told")
 
     def __init__(self, output, checks: list[Check]):
-        self.output, self.checks = output, checks
-        self.thread, self.told = threading.get_ident(), False
-
-    def ours(self) -> bool:
-        """Does this thread answer for it: it launched it, or whoever did is no Python thread (autograd's), or has ended?"""
-        found = threading._active.get(self.thread)
-        return self.thread == threading.get_ident() or found is None or isinstance(found, threading._DummyThread)
+        self.output, self.told = output, False
+        self.checks: list[Check | None] = [*checks]  # None: the thread that called the op knows
 
 
 _unread: deque[Unread] = deque()  # oldest first
@@ -123,13 +124,12 @@ def look(wait: bool = False) -> None:
             later.append(unread)
             continue
         values = np.asarray(unread.output).reshape(-1).tolist()
-        found = [(v, c) for v, c in zip(values, unread.checks, strict=True) if v != FINE]
-        ours = unread.ours()
-        if found and not ours:
-            later.append(unread)
-        if ours or not unread.told:
-            wrong.extend(found)
+        found = [(v, c) for v, c in zip(values, unread.checks, strict=True) if v != FINE and c is not None]
+        wrong.extend((v, c) for v, c in found if not unread.told or c.ours())
+        unread.checks = [None if c is None or c.ours() else c for c in unread.checks]
         unread.told = True
+        if any(v != FINE and c is not None for v, c in zip(values, unread.checks, strict=True)):
+            later.append(unread)
     _unread.extend(later)
     if wrong:
         kind = OutOfRange if "{}" in wrong[0][1].text else RuntimeError

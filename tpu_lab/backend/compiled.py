@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 import warnings
 
@@ -146,7 +147,7 @@ class CompiledGraph:
         """What to say when an index in the graph is out of range, with the lines of the graph's ops."""
         infos = self.describe()
         lines = [(where.Site(infos[n].file, infos[n].line, infos[n].code), sig) for n, sig in recipe.checks]
-        return [bounds.Check(text, sig.name, site) for site, sig in lines for text in sig.bounds.texts]
+        return [bounds.Check(text, sig.name, site, threading.get_ident()) for site, sig in lines for text in sig.bounds.texts]
 
     def _geometry(self, args):
         """(the key that a plan is found by, for each argument its Cell, numpy value, or None)."""

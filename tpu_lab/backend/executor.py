@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import time
 
 import jax
@@ -112,7 +113,7 @@ def _launch(sig, values, floats, ints, mode):
 def checks_of(sig) -> list:
     """What to say when an index of this call is out of range."""
     site = launches.site()
-    return [bounds.Check(text, sig.name, site) for text in sig.bounds.texts]
+    return [bounds.Check(text, sig.name, site, threading.get_ident()) for text in sig.bounds.texts]
 
 
 def _compile_op(sig, values, floats, ints, mode):
