@@ -24,6 +24,7 @@ from tpu_lab.backend import (
     resize,
     serial,
     state,
+    told,
 )  # fmt: skip
 
 
@@ -40,6 +41,7 @@ def apply() -> None:
     generators.apply()
     layouts.apply()
     amp.apply()
+    told.apply()
     _matmul_precision()
     _optimizer_hooks()
     _printing()
