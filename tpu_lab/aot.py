@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tpu_lab import aot_compiler
+from tpu_lab import aot_compiler, garbage
 from tpu_lab import fusions as fused
 from tpu_lab.aot_compiler import Answer, CompileError
 from tpu_lab.kept import kept
@@ -108,6 +108,7 @@ class Compiled:
         return self.view.rows
 
     @functools.cached_property
+    @garbage.paused()
     def groups(self) -> tuple[fused.Group, ...]:
         """What XLA:TPU joined, as `tpu_lab.fusions.Group`s in running order, those of each launch of the step; their
         times are bounds by the roofline."""

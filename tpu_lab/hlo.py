@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from tpu_lab import garbage
+
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$")
 _START = re.compile(r"^(ROOT )?%?([\w.\-]+) = ")
 _BRACKET = re.compile(r'[(){}\[\]"]')
@@ -22,6 +24,8 @@ _CALLS = re.compile(
     r"\b(?:calls|to_apply|body|condition|select|scatter|true_computation|false_computation|called_computations"
     r"|branch_computations)=(?:%?([\w.\-]+)|\{([^}]*)\})"
 )
+_CALLING = re.compile("calls=|to_apply=|body=|scatter=|computation")  # one of them is there where a pattern of _CALLS is
+_NESTED = re.compile(r'[(\["{]')
 _SCOPE = re.compile(r"(?:^|[/(])(\d+):")
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _BITS = re.compile(r"[a-z]+(\d+)")
@@ -95,6 +99,7 @@ class Module:
                     yield from self.inside(inner)
 
 
+@garbage.paused()
 def parse(text: str) -> Module:
     """Read a module's text. ValueError when it has no ENTRY computation."""
     name, entry, current = "", "", ""
@@ -132,16 +137,20 @@ def _instruction(line: str, computation: str) -> Instruction | None:
     end = _closed(rest, opcode.end() - 1)
     inner, attributes = rest[opcode.end() : end - 1], rest[end:].lstrip(", ")
     operands = () if opcode[1] in ("parameter", "constant", "iota") else _operands(inner)
-    calls = [n.strip().lstrip("%") for one, many in _CALLS.findall(attributes) for n in (one or many).split(",")]
+    found = _CALLS.findall(attributes) if _CALLING.search(attributes) else ()
+    calls = [n.strip().lstrip("%") for one, many in found for n in (one or many).split(",")]
     op_name = _OP_NAME.search(attributes)
     return Instruction(
-        start[2], opcode[1], re.sub(r"/\*.*?\*/", "", rest[:cut]), operands, tuple(dict.fromkeys(c for c in calls if c)),
+        start[2], opcode[1], re.sub(r"/\*.*?\*/", "", rest[:cut]) if "/*" in rest[:cut] else rest[:cut], operands, tuple(dict.fromkeys(c for c in calls if c)),
         op_name[1] if op_name else "", attributes, bool(start[1]), computation,
     )  # fmt: skip
 
 
 def _closed(text: str, start: int) -> int:
     """The position after the bracket that closes the one at `start`; the text's end when none does."""
+    end = text.find(")", start)
+    if end > 0 and text[start] == "(" and not _NESTED.search(text, start + 1, end):  # most lists of operands
+        return end + 1
     depth, quoted = 0, False
     for match in _BRACKET.finditer(text, start):
         c = match[0]

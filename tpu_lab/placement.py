@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpu_lab import assignment, hlo
+from tpu_lab import assignment, garbage, hlo
 from tpu_lab.assignment import HBM, VMEM, Allocation, Value
 from tpu_lab.parts import COLLECTIVE, FREE
 from tpu_lab.place import op_name
@@ -65,6 +65,7 @@ class Placed:
     leaves: a name for each argument, "weight of aten.linear.default", as the compile cache has them.
     """
 
+    @garbage.paused()
     def __init__(
         self, text: str, buffers: str, target: Target, ops: Sequence[OpRecord | None], flops: int = 0, leaves: Sequence[str] = ()
     ) -> None:  # fmt: skip
