@@ -238,3 +238,18 @@ def test_what_a_fused_program_leaves_out_did_no_work():
         torch.tpu.synchronize()
         total = (a + b).sum().item()
     assert total == 2 * 64 * 64 and [r.ops for r in p.trace.launches] == [(1, 2)]
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_steps_that_nobody_waits_for_take_as_long_as_their_work(mode):
+    a = torch.ones(400, 400, device="tpu")
+
+    def step():
+        out = a
+        for _ in range(4):
+            out = out @ a
+        return out
+
+    p = tpu_lab.profile(step, steps=2, warmup=1, mode=mode, peak_flops=1e15)
+    ready = max(r.ready_ns for r in p.trace.launches)
+    assert p.metrics.late_ns == 0 and 0 < ready <= p.metrics.steps[-1].end_ns

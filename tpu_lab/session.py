@@ -83,7 +83,8 @@ class Session:
         try:
             for call in range(self._warmup + self._steps):
                 profile.value = fn(*args, **(kwargs or {}))
-                _ended(trace, "call end")
+                last = call + 1 == self._warmup + self._steps
+                _ended(trace, "call end", wait=last)  # the steps together take what their work takes
                 if call + 1 == self._warmup:
                     _hook("launches", "drain")()  # the warm-up's device work is not the first step's
                     trace.marks.append(("warmup end", time.perf_counter_ns()))
@@ -147,8 +148,10 @@ def step_ended(trace: Trace) -> None:
     _ended(trace, "step end")
 
 
-def _ended(trace: Trace, what: str) -> None:
+def _ended(trace: Trace, what: str, wait: bool = False) -> None:
     _hook("executor", "flush")("step end")  # what was deferred is this step's
+    if wait:
+        _hook("launches", "drain")()
     trace.marks.append((what, time.perf_counter_ns()))
     _cpu(trace)
 
