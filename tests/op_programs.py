@@ -40,7 +40,7 @@ NUMBERS = [
     "{x} / 2", "torch.lerp({x} * 1.0, {x} * 1.0, 0.5)", "{x}.cummax(0).values", "{x}.median(0).values", "{x}.topk(1, 0).values", "{x}.float() @ {x}.float().T",
     "torch.einsum('...i,...i->...', {x}, {x})", "torch.addcmul({x}, {x}, {x})", "{x}.floor()", "{x}.trunc()", "{x}.round()", "torch.sub({x}, {y}, alpha=2)",
 ]  # fmt: skip
-WHOLE = ["{x} & 3", "{x} | 1", "{x} ^ {y}", "~{x}", "{x} << 1", "{x} >> 1", "torch.gcd({x}, {y})", "torch.bincount({x}.abs().flatten())"]
+WHOLE = ["{x} & 3", "{x} | 1", "{x} ^ {y}", "~{x}", "({x} | 0) << 1", "({x} | 0) >> 1", "torch.gcd({x}, {y})", "torch.bincount({x}.abs().flatten())"]
 SMOOTH = [
     "{x}.double().sin()", "torch.exp({x}.double().clamp(-4, 4))", "torch.softmax({x}.double(), -1)", "{x}.double().tanh()", "{x}.double().mean()",
     "torch.sqrt({x}.double().abs() + 1)", "torch.nn.functional.gelu({x}.double())", "torch.log1p({x}.double().abs())", "{x}.double().std()",

@@ -273,3 +273,31 @@ def test_an_input_written_with_its_own_value_stays(copy, dtype):
     for _ in range(2):
         assert run(x).tolist() == [1, 2, 3]
         assert x.tolist() == [0, 1, 2]
+
+
+def given(device, grad):
+    """(x, a view of it, y)."""
+    x = torch.arange(6.0).reshape(2, 3).to(device)
+    return x, x.view(6), torch.ones(2, 3, device=device, requires_grad=grad)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("new", ["y.detach() * 2", "torch.cat([y, y]).detach()", "y.detach()"])
+def test_an_input_that_is_given_other_memory_has_it_afterwards(new, grad, mode):
+    """`x.data = ...` in the graph: x is the new tensor from then on, and its old views keep the old memory."""
+    source = f"def f(x, y):\n    kept = x.sum() * y\n    x.data = {new}\n    return kept\n"
+    names: dict = {"torch": torch}
+    exec(source, names)
+    answers = []
+    for device in ("cpu", "tpu"):
+        x, view, y = given(device, grad)
+        run = names["f"] if device == "cpu" else torch.compile(names["f"])
+        with torch.tpu.set_eager_mode(torch.tpu.EagerMode(mode)):
+            outs = [run(x, y) for _ in range(2)]
+            if grad:
+                outs[-1].sum().backward()
+                outs.append(y.grad)
+            x.add_(1)
+        answers.append([t.tolist() for t in (*outs, x, view, y)])
+    assert answers[0] == answers[1]

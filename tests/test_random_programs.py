@@ -3,6 +3,7 @@
 The few here are the same each time. `HYPOTHESIS_PROFILE=search pytest tests/test_random_programs.py` draws thousands.
 """
 
+import itertools
 import random
 
 import op_programs as ops
@@ -57,6 +58,8 @@ def test_in_debug_mode(program):
 
 @drawn(SHARE["compiled"])
 def test_as_one_compiled_function(program):
+    """Up to an `x.data = y`: Dynamo itself fails where that has another dtype or an alias (see test_compile_calls)."""
+    program = list(itertools.takewhile(lambda line: ".data = " not in line, program))
     errors, _ = ops.run(program, "cpu")
     torch._dynamo.reset()
     found = ops.compiled_difference([line for line, error in zip(program, errors, strict=True) if error is None])

@@ -55,6 +55,7 @@ class CompiledGraph:
 
     def __init__(self, module, phase: str, name: str = "", donatable=(), *, link):
         self.module, self.phase, self.name = module, phase, name
+        self.exchanged = fxgraph.take_exchanges(module)
         self.text = fxgraph.structure(module)
         self.id = digest((self.text,)) if self.text is not None else f"graph{next(_graph_ids)}"
         self.placeholders = [link.input_name(n) for n in module.graph.nodes if n.op == "placeholder"]
@@ -74,7 +75,11 @@ class CompiledGraph:
         """A plain function for AOTAutograd, which may empty the list of arguments."""
 
         def call(args: list) -> list:
-            return self(args)
+            given = [args[i] for i in self.exchanged]
+            results = self(args)
+            for n, tensor in enumerate(given, len(results) - len(given)):
+                torch.ops.aten.set_.source_Tensor(tensor, results[n])
+            return results[: len(results) - len(given)] if given else results
 
         call._boxed_call = True
         return call

@@ -272,6 +272,24 @@ def written(module: torch.fx.GraphModule) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def take_exchanges(module: torch.fx.GraphModule) -> tuple[int, ...]:
+    """Make each `set_` of an argument (the user's `x.data = y`) one more result: its new tensor. The arguments' positions.
+
+    A program computes values; whose memory is whose is for the caller to change. AOTAutograd puts these nodes at the end.
+    """
+    placeholders = {n: i for i, n in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
+    found = [n for n in module.graph.nodes if n.target is _aten.set_.source_Tensor and n.args[0] in placeholders]
+    if not found:
+        return ()
+    output = next(n for n in reversed(module.graph.nodes) if n.op == "output")
+    output.args = ((*output.args[0], *(node.args[1] for node in found)),)
+    positions = tuple(placeholders[node.args[0]] for node in found)
+    for node in found:
+        module.graph.erase_node(node)
+    module.recompile()
+    return positions
+
+
 def structure(module: torch.fx.GraphModule) -> str | None:
     """A text equal for graphs that compute the same, or None where it holds tensors or graphs of its own."""
     parts = []
