@@ -1,6 +1,8 @@
 """Optimised HLO read from text: real samples of both compilers, and the arithmetic of layouts and tiles."""
 
+import gc
 import re
+import weakref
 from pathlib import Path
 
 import pytest
@@ -108,3 +110,13 @@ ENTRY %main (p: f32[2]) -> (f32[2], s32[]) {
 def test_text_that_is_no_module():
     with pytest.raises(ValueError, match="has no ENTRY computation"):
         hlo.parse("module @jit_f attributes {} {\n}")
+
+
+def test_a_text_is_read_once_while_its_module_is_held():
+    text = "HloModule once\n\nENTRY %main (a: f32[2]) -> f32[2] {\n  %a = f32[2]{0} parameter(0)\n  ROOT %b = f32[2]{0} negate(%a)\n}\n"
+    module = hlo.parse(text)
+    assert hlo.parse("".join(text)) is module
+    seen = weakref.ref(module)
+    del module
+    gc.collect()
+    assert seen() is None

@@ -7,7 +7,9 @@ https://openxla.org/xla/tiled_layout; what we do not know stays raw in `Instruct
 
 from __future__ import annotations
 
+import hashlib
 import re
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -24,7 +26,6 @@ _CALLS = re.compile(
     r"\b(?:calls|to_apply|body|condition|select|scatter|true_computation|false_computation|called_computations"
     r"|branch_computations)=(?:%?([\w.\-]+)|\{([^}]*)\})"
 )
-_CALLING = re.compile("calls=|to_apply=|body=|scatter=|computation")  # one of them is there where a pattern of _CALLS is
 _NESTED = re.compile(r'[(\["{]')
 _SCOPE = re.compile(r"(?:^|[/(])(\d+):")
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
@@ -99,9 +100,20 @@ class Module:
                     yield from self.inside(inner)
 
 
-@garbage.paused()
 def parse(text: str) -> Module:
-    """Read a module's text. ValueError when it has no ENTRY computation."""
+    """Read a module's text, once for as long as somebody holds the module. ValueError when it has no ENTRY computation."""
+    key = hashlib.blake2b(text.encode()).digest()
+    module = _read.get(key)
+    if module is None:
+        module = _read[key] = _parsed(text)
+    return module
+
+
+_read: weakref.WeakValueDictionary[bytes, Module] = weakref.WeakValueDictionary()
+
+
+@garbage.paused()
+def _parsed(text: str) -> Module:
     name, entry, current = "", "", ""
     bodies: dict[str, list[Instruction]] = {}
     lines: dict[str, str] = {}
@@ -137,11 +149,13 @@ def _instruction(line: str, computation: str) -> Instruction | None:
     end = _closed(rest, opcode.end() - 1)
     inner, attributes = rest[opcode.end() : end - 1], rest[end:].lstrip(", ")
     operands = () if opcode[1] in ("parameter", "constant", "iota") else _operands(inner)
-    found = _CALLS.findall(attributes) if _CALLING.search(attributes) else ()
-    calls = [n.strip().lstrip("%") for one, many in found for n in (one or many).split(",")]
-    op_name = _OP_NAME.search(attributes)
+    a, calls = attributes, ()
+    if "calls=" in a or "to_apply=" in a or "body=" in a or "scatter=" in a or "computation" in a:  # in each of _CALLS
+        names = [n.strip().lstrip("%") for one, many in _CALLS.findall(a) for n in (one or many).split(",")]
+        calls = tuple(dict.fromkeys(n for n in names if n))
+    op_name = _OP_NAME.search(a, a.find("metadata={")) if "metadata={" in a else None
     return Instruction(
-        start[2], opcode[1], re.sub(r"/\*.*?\*/", "", rest[:cut]) if "/*" in rest[:cut] else rest[:cut], operands, tuple(dict.fromkeys(c for c in calls if c)),
+        start[2], opcode[1], re.sub(r"/\*.*?\*/", "", rest[:cut]) if "/*" in rest[:cut] else rest[:cut], operands, calls,
         op_name[1] if op_name else "", attributes, bool(start[1]), computation,
     )  # fmt: skip
 
