@@ -90,7 +90,7 @@ class Row:
     """One family. name: as the hub says it; model: the class in transformers; config: what makes it tiny; inputs: a
     function that makes the arguments; backbone: the (class, config) of a model that its config holds; training: it has a
     backward in training only; host: the ops
-    that run on the CPU by their nature, each with the reason; tolerance: of outputs and gradients, in parts of the largest
+    that run on the CPU by their nature (host_bound.py has the reasons); tolerance: of outputs and gradients, in parts of the largest
     number of a tensor."""
 
     name: str
@@ -98,7 +98,7 @@ class Row:
     config: dict[str, Any]
     inputs: Callable[[], dict[str, Any]] = words
     backbone: tuple[str, dict[str, Any]] | None = None
-    host: dict[str, str] = dataclasses.field(default_factory=dict)
+    host: frozenset[str] = frozenset()
     training: bool = False
     tolerance: float = 1e-4
 
@@ -153,7 +153,7 @@ READERS = [  # encoders, and both together
     Row("marian", "MarianMTModel", BOTH),
     Row("pegasus", "PegasusForConditionalGeneration", BOTH),
     Row("prophetnet", "ProphetNetForConditionalGeneration", NAMED | dict(hidden_size=32, num_encoder_layers=1, num_decoder_layers=1, num_encoder_attention_heads=4, num_decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=64, ngram=2)),
-    Row("switch_transformers", "SwitchTransformersForConditionalGeneration", dict(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, num_experts=4, decoder_start_token_id=0, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1)),
+    Row("switch_transformers", "SwitchTransformersForConditionalGeneration", dict(vocab_size=WORDS, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, num_experts=4, decoder_start_token_id=0, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1), host=frozenset({"nonzero"})),
 ]  # fmt: skip
 SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("vit", "ViTForImageClassification", VISION, labelled),
@@ -182,12 +182,12 @@ SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("siglip", "SiglipModel", dict(text_config=TEXT | dict(projection_size=32), vision_config=VISION), lambda: unlabelled(**pixels(), return_loss=True)),
     Row("blip", "BlipForConditionalGeneration", dict(text_config=TEXT | dict(encoder_hidden_size=32), vision_config=VISION), lambda: words(**pixels())),
     Row("llava", "LlavaForConditionalGeneration", dict(text_config=GROUPED | dict(model_type="llama"), vision_config=VISION | dict(model_type="clip_vision_model"), image_token_index=3, image_seq_length=4), lambda: words(**pixels(), input_ids=torch.tensor([[1, 3, 3, 3, 3, 9, 8, 7]]).repeat(BATCH, 1))),
-    Row("vilt", "ViltModel", TEXT | dict(image_size=16, patch_size=8), lambda: unlabelled(**pixels())),
+    Row("vilt", "ViltModel", TEXT | dict(image_size=16, patch_size=8), lambda: unlabelled(**pixels()), host=frozenset({"nonzero", "_unique2"})),
     Row("perceiver", "PerceiverForMaskedLM", dict(vocab_size=WORDS, d_model=32, d_latents=32, num_latents=4, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4, num_cross_attention_heads=4, qk_channels=32, v_channels=32, max_position_embeddings=8), lambda: {"inputs" if k == "input_ids" else k: v for k, v in words().items()}),
     Row("whisper", "WhisperForConditionalGeneration", BOTH | dict(num_mel_bins=8, max_source_positions=8, max_target_positions=16), lambda: dict(input_features=draw(BATCH, 8, 16), labels=draw(BATCH, LENGTH, top=WORDS))),
-    Row("wav2vec2", "Wav2Vec2ForCTC", SPEECH, sound),
-    Row("hubert", "HubertForCTC", SPEECH, sound),
-    Row("wavlm", "WavLMForCTC", SPEECH | dict(num_buckets=8, max_bucket_distance=16), sound),
+    Row("wav2vec2", "Wav2Vec2ForCTC", SPEECH, sound, host=frozenset({"masked_select"})),
+    Row("hubert", "HubertForCTC", SPEECH, sound, host=frozenset({"masked_select"})),
+    Row("wavlm", "WavLMForCTC", SPEECH | dict(num_buckets=8, max_bucket_distance=16), sound, host=frozenset({"masked_select"})),
     Row("audio_spectrogram_transformer", "ASTForAudioClassification", SIZES | dict(patch_size=4, num_mel_bins=8, max_length=16, frequency_stride=4, time_stride=4, num_labels=5), lambda: dict(input_values=draw(BATCH, 16, 8), labels=torch.tensor([1, 3]))),
     Row("encodec", "EncodecModel", dict(num_filters=4, hidden_size=16, codebook_dim=16, codebook_size=16, num_lstm_layers=1, upsampling_ratios=[4, 2], target_bandwidths=[24.0], sampling_rate=1000), lambda: dict(input_values=draw(BATCH, 1, 64))),
     Row("time_series_transformer", "TimeSeriesTransformerForPrediction", SERIES | dict(num_time_features=1), series),
@@ -197,3 +197,11 @@ SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("decision_transformer", "DecisionTransformerModel", dict(state_dim=6, act_dim=3, hidden_size=32, max_ep_len=16, n_layer=2, n_head=4), lambda: dict(states=draw(BATCH, 4, 6), actions=draw(BATCH, 4, 3), rewards=draw(BATCH, 4, 1), returns_to_go=draw(BATCH, 4, 1), timesteps=draw(BATCH, 4, top=15), attention_mask=torch.ones(BATCH, 4))),
 ]  # fmt: skip
 ROWS = [*WRITERS, *READERS, *SENSES]
+
+
+def named(name: str) -> Row:
+    """The row of a family. KeyError with all names if there is none."""
+    rows = {row.name: row for row in ROWS}
+    if name not in rows:
+        raise KeyError(f"{name!r} is no family of hub_rows.py: {', '.join(rows)}")
+    return rows[name]

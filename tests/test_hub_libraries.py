@@ -13,14 +13,13 @@ import tpu_lab  # noqa: F401  the device
 from tpu_lab.backend import fallback
 
 FUSED = torch.tpu.EagerMode.DEFER_AND_FUSE
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}  # compiles in half of the time
 
 
 @pytest.fixture(autouse=True)
 def fused(monkeypatch):
     """Everything on the device: an op that would run on the CPU is an error."""
     monkeypatch.setattr(fallback, "policy", "error")
-    with torch.tpu.compiler.custom_compiler_options(QUICK), torch.tpu.set_eager_mode(FUSED):
+    with hub_models.quickly(), torch.tpu.set_eager_mode(FUSED):
         yield
 
 
@@ -28,7 +27,7 @@ def fused(monkeypatch):
 def saved(tmp_path_factory):
     """A tiny Llama on the CPU, and the folder of its checkpoint."""
     folder = tmp_path_factory.mktemp("llama")
-    model = hub_models.build(hub_models.named("llama"))
+    model = hub_models.build(hub_rows.named("llama"))
     model.save_pretrained(folder)
     return model, folder
 
@@ -40,7 +39,7 @@ def test_device_map_loads_a_checkpoint_onto_the_device(saved, place):
     model, folder = saved
     loaded = AutoModelForCausalLM.from_pretrained(folder, device_map=place)
     assert loaded.device.type == "tpu" and {p.device.type for p in loaded.parameters()} == {"tpu"}
-    inputs = hub_models.named("llama").inputs()
+    inputs = hub_rows.named("llama").inputs()
     with torch.no_grad():
         want = model(**inputs).logits
         torch.testing.assert_close(loaded(**{k: v.to("tpu") for k, v in inputs.items()}).logits.cpu(), want)
@@ -51,7 +50,7 @@ def test_a_model_on_the_device_is_saved_and_opened_elsewhere(saved, tmp_path):
     from transformers import AutoModelForCausalLM
 
     model, _ = saved
-    row = hub_models.named("llama")
+    row = hub_rows.named("llama")
     moved = hub_models.build(row).to("tpu", torch.bfloat16)
     moved.save_pretrained(tmp_path / "whole")
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.bfloat16)
@@ -80,7 +79,7 @@ def trained(folder, **more):
     from transformers import Trainer, TrainingArguments
 
     torch.manual_seed(0)
-    model = hub_models.build(hub_models.named("llama"))
+    model = hub_models.build(hub_rows.named("llama"))
     args = TrainingArguments(
         str(folder), max_steps=3, per_device_train_batch_size=4, learning_rate=1e-2, logging_steps=1, report_to=[], save_steps=2,
         save_strategy="steps", seed=0, disable_tqdm=True, dataloader_pin_memory=False, **more,
@@ -104,7 +103,7 @@ def test_trainer_takes_the_device_and_learns_what_the_cpu_learns(tmp_path):
     for a, b in zip(model.parameters(), cpu.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-3, atol=1e-4)
     assert trainer.evaluate(Lines())["eval_loss"] == pytest.approx(want.evaluate(Lines())["eval_loss"], rel=1e-3)
-    again = Trainer(hub_models.build(hub_models.named("llama")), trainer.args, train_dataset=Lines())
+    again = Trainer(hub_models.build(hub_rows.named("llama")), trainer.args, train_dataset=Lines())
     again.train(resume_from_checkpoint=True)  # step 2's weights, moments and random state
     for a, b in zip(again.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-3, atol=1e-4)
@@ -198,7 +197,7 @@ def test_models_of_diffusers_agree_with_the_cpu(make):
     model, inputs = make(diffusers)
     want = hub_models.run(model.eval(), model, inputs, "cpu")
     got = hub_models.run(model.to("tpu"), model, inputs, "tpu")
-    assert hub_models.differences(hub_models.named("llama"), got, want) == []
+    assert hub_models.differences(hub_rows.named("llama"), got, want) == []
 
 
 @pytest.mark.parametrize("name", ["DDIMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler"])
