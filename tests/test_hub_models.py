@@ -17,7 +17,8 @@ SLOW = {  # seconds each, most of them of compiling: in `python -m tests.hub_mod
     "sam", "deformable_detr", "mobilenet_v2", "mobilevit", "switch_transformers", "encodec", "informer", "autoformer", "rwkv", "canine",
     "qwen3_next", "prophetnet", "marian", "pegasus", "vilt", "recurrent_gemma", "funnel", "blip", "detr", "dpt", "longformer",
     "qwen3_moe", "time_series_transformer", "vit_mae", "llava", "deberta_v2", "gpt_oss", "regnet", "bart", "patchtst", "yolos", "dinov2",
-    "mamba2", "xlnet", "phi3", "olmo2", "cohere", "gemma2", "wavlm", "convbert", "swinv2", "segformer", "siglip", "deepseek_v2", "perceiver", "decision_transformer",
+    "mamba2", "xlnet", "gpt_neox", "poolformer", "electra", "big_bird", "layoutlm",
+    "phi3", "olmo2", "cohere", "gemma2", "wavlm", "convbert", "swinv2", "segformer", "siglip", "deepseek_v2", "perceiver", "decision_transformer",
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ NEEDS = {
             "test_random_programs": ("test_in_strict_mode", "test_in_fused_mode", "test_in_debug_mode", "test_as_one_compiled_function"),
             "test_lowerings_a": (), "test_lowerings_b": (), "test_lowerings_data": (), "test_lowerings_lists_linalg": (),
             "test_lowerings_rows": (), "test_index_errors": (), "test_refusals": (), "test_refused_as_on_cpu": (),
-            "test_training": (), "test_scalars_in_shapes": (), "test_trace_truth": (),
+            "test_hub_models": (), "test_hub_generate": (), "test_training": (), "test_scalars_in_shapes": (), "test_trace_truth": (),
         },
     ),
     2: (
@@ -57,7 +57,7 @@ NEEDS = {
     ),
     11: (
         "models that can be moved, tied, copied, saved and opened elsewhere",
-        {"test_serialization": (), "test_compile": ("test_tied_weights",), "test_autograd_friends": ("test_checkpointed_tied_weights_get_their_gradient",)},
+        {"test_serialization": (), "test_hub_libraries": (), "test_compile": ("test_tied_weights",), "test_autograd_friends": ("test_checkpointed_tied_weights_get_their_gradient",)},
     ),
     12: (
         "data-dependent shapes that work and say what they cost",
