@@ -301,3 +301,59 @@ def test_an_input_that_is_given_other_memory_has_it_afterwards(new, grad, mode):
             x.add_(1)
         answers.append([t.tolist() for t in (*outs, x, view, y)])
     assert answers[0] == answers[1]
+
+
+def doubled(x, y):
+    return x * 2, x * y
+
+
+def written(x, y):
+    x.add_(y)
+    return x * 2
+
+
+def handed_out(x, y):
+    return x, x.view(-1), y.conj()
+
+
+def negated(x, y):
+    return x + 1, x.neg(), x
+
+
+@pytest.mark.parametrize("function", [doubled, written, handed_out, negated])
+@pytest.mark.parametrize("kind", ["conjugate", "negative"])
+def test_lazy_conjugates_and_negatives_go_in_and_come_out(function, kind):
+    answers = []
+    for device in ("cpu", "tpu"):
+        base = torch.complex(torch.arange(6.0).reshape(2, 3), torch.arange(1.0, 7.0).reshape(2, 3)).to(device)
+        x = base.conj() if kind == "conjugate" else base.conj().imag
+        y = base * 2 if kind == "conjugate" else torch.ones(2, 3, device=device)
+        out = function(x, y) if device == "cpu" else torch.compile(function)(x, y)
+        answers.append([t.tolist() for t in torch.utils._pytree.tree_leaves((out, base, x))])
+    assert answers[0] == answers[1]
+
+
+def correlation(q, k):
+    return torch.fft.irfft(torch.fft.rfft(q, dim=1) * torch.conj(torch.fft.rfft(k, dim=1)), n=q.shape[1], dim=1)
+
+
+def parts(q, k):
+    product = torch.complex(q, 2 * q) * torch.complex(k, k / 2).conj()
+    return product.real + product.imag.square()
+
+
+def mirrored(q, k):
+    return torch.view_as_real(torch.complex(k, q).conj().resolve_conj()).sum(-1)
+
+
+@pytest.mark.parametrize("function", [correlation, parts, mirrored])
+def test_gradients_that_come_out_as_lazy_views(function):
+    given = [torch.randn(2, 6, 4) for _ in range(3)]
+    answers = []
+    for device in ("cpu", "tpu"):
+        q, k = [t.clone().to(device).requires_grad_() for t in given[:2]]
+        out = function(q, k) if device == "cpu" else torch.compile(function)(q, k)
+        (out * given[2].to(device)).sum().backward()
+        answers.append((out, q.grad, k.grad))
+    for here, there in zip(answers[1], answers[0], strict=True):
+        close(here, there)

@@ -141,6 +141,12 @@ def test_conjugate_views_write_through(mode):
     both(conjugate)
 
 
+def test_lazy_conjugates_and_negatives_are_printed_as_their_values(mode):
+    z = torch.complex(arange(3, "tpu"), arange(3, "tpu") + 1)
+    for lazy in (z.conj(), z.conj().imag, z[:1].conj().imag, torch._neg_view(arange(1, "tpu"))):
+        assert str(lazy).replace(", device='tpu:0'", "") == str(lazy.cpu())
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -21,6 +21,7 @@ import torch
 
 from tpu_lab import trace
 from tpu_lab.backend import (
+    bits,
     bounds,
     causes,
     compiled_records,
@@ -76,7 +77,13 @@ class CompiledGraph:
 
         def call(args: list) -> list:
             given = [args[i] for i in self.exchanged]
+            lazy = [(i, a) for i, a in enumerate(args) if bits.lazy(a)]
+            for i, a in lazy:  # a program knows memory, and no bit that says what it means
+                args[i] = bits.resolved(a)
+            written = [(a, args[i]) for i, a in lazy if i in self.written]
             results = self(args)
+            for a, plain in written:
+                a.copy_(plain)
             for n, tensor in enumerate(given, len(results) - len(given)):
                 torch.ops.aten.set_.source_Tensor(tensor, results[n])
             return results[: len(results) - len(given)] if given else results

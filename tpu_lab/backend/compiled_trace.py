@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import control, executor, fxgraph, host, lowering, state, storage  # noqa: F401  (control: cond)
+from tpu_lab.backend import bits, control, executor, fxgraph, host, lowering, state, storage  # noqa: F401  (control: cond)
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import Window
 
@@ -63,7 +63,7 @@ def trace(module, on_cpu: list[bool], plan: Plan, recipe: Recipe, static: list, 
                 storages[n] = storage.new_storage(w.base.nbytes)
                 storages[n]._tpu = cells[n]
             inputs.append(storage.carrier(storages[n], w))
-        outputs = fxgraph.execute(module, inputs)
+        outputs = [bits.resolved(t) if bits.lazy(t) else t for t in fxgraph.execute(module, inputs)]
         written = {plan.array_of[i] for i in fxgraph.written(module)}  # their memory may be taken: all of them are given back,
         changed = [n for n, array in enumerate(arrays) if cells[n].value is not array or n in written]  # x.copy_(x), too
         out = [executor.traced(cells[n]) for n in changed]

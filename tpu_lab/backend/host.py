@@ -90,6 +90,8 @@ def to_cpu(tensor: torch.Tensor, what: str = "cpu") -> torch.Tensor:
         out = base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         if out.numel() != base.numel():
             out = out.clone(memory_format=torch.preserve_format)
+        out = torch._conj(out) if tensor.is_conj() else out
+        out = torch._neg_view(out) if tensor.is_neg() else out
         _record(what, start, waited, tensor.numel() * tensor.dtype.itemsize)
         bounds.look()
         return out

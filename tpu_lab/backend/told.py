@@ -47,7 +47,7 @@ def _max_memory(module) -> None:
             found = {0: memory.mem_get_info()[0], **found}
         return found
 
-    for other in [m for m in list(sys.modules.values()) if m is module or m.__name__.startswith(("accelerate.", "transformers."))]:
+    for other in [m for m in list(sys.modules.values()) if m is module or getattr(m, "__name__", "").startswith(("accelerate.", "transformers."))]:
         for name in [name for name, value in vars(other).items() if value is known]:
             setattr(other, name, get_max_memory)
 
