@@ -78,7 +78,7 @@ def _(images, labels):
         page.facts(
             (f"{SPLIT:,}", "digits to learn from"), (f"{len(images) - SPLIT:,}", "to test"), ("28 × 28", "pixels")
         ),
-        page.pictures([(1 - image, f"{label}") for image, label in zip(images[:14], labels[:14].tolist())], width=56),
+        page.pictures([(1 - image, f"{label}") for image, label in zip(images[:12], labels[:12].tolist())], width=56),
     )
     return
 
@@ -206,7 +206,7 @@ def _(groups, how, now, params, profile, refused):
         page.code(refused) if refused else None,
         lesson.ends_table(_cpu, _tpu, params["chip"]),
         page.facts(
-            ("{} of {}".format(*lesson.with_company(_cpu)), "convolutions share a kernel with a norm or relu: CPU"),
+            ("{} of {}".format(*lesson.with_company(_cpu)), "convolution kernels also hold a norm or relu: CPU"),
             ("{} of {}".format(*lesson.with_company(_tpu)), f"the same on {params['chip']}"),
         ),
     )
@@ -279,7 +279,7 @@ def _(accuracy, groups, params, profile):
 
     - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {(_cpu.ops.str.len() > 0).sum()} groups on this machine.
       Groups end where a value must be complete or is read in several places; relu and norm's last step join freely.
-    - {lesson.with_company(_cpu)[0]} of {lesson.with_company(_cpu)[1]} convolutions share a kernel here, and
+    - {lesson.with_company(_cpu)[0]} of {lesson.with_company(_cpu)[1]} convolution kernels hold a norm or relu as well here, and
       {lesson.with_company(_tpu)[0]} of {lesson.with_company(_tpu)[1]} on {params["chip"]}.
     - On {params["chip"]} the batch fills the tile's 128 lanes: a small batch wastes most of it.
     - {_read}
