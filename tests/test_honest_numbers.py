@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import tpu_lab
 from tpu_lab import causal
 from tpu_lab.chips import Peak
+from tpu_lab.difference import compare
 from tpu_lab.metrics import Metrics
 from tpu_lab.models import mingpt
 from tpu_lab.trace import OpRecord
@@ -253,3 +254,20 @@ def test_steps_that_nobody_waits_for_take_as_long_as_their_work(mode):
     p = tpu_lab.profile(step, steps=2, warmup=1, mode=mode, peak_flops=1e15)
     ready = max(r.ready_ns for r in p.trace.launches)
     assert p.metrics.late_ns == 0 and 0 < ready <= p.metrics.steps[-1].end_ns
+
+
+def test_the_line_that_calls_a_whole_model_has_its_costs_by_module():
+    """Of a model that a library brings there is no other line of the user's."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to("tpu"), torch.randn(2, 4, 16).to("tpu")
+
+    def step():
+        model(x).sum().backward()
+
+    m = tpu_lab.profile(step, steps=2, warmup=1, mode="fused").metrics
+    forward = {cost.name: cost for cost in m.costs if cost.phase == "forward" and cost.part}
+    assert {"layers.0–1.linear1", "layers.0–1.norm1", "layers.0–1.self_attn"} <= forward.keys()
+    assert len({(cost.file, cost.line) for cost in forward.values()}) == 1
+    assert sum(cost.ops for cost in m.costs) == sum(op.kind != "view" for op in m.averaged) / m.n
+    lines = [(line.line, line.phase) for line in compare(m, m).lines]
+    assert len(lines) == len(set(lines)), "a comparison is by line"

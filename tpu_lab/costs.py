@@ -18,6 +18,7 @@ from tpu_lab.trace import Trace
 if TYPE_CHECKING:
     from tpu_lab.metrics import Metrics
 
+FAMILIES = 4  # a line that runs more modules than this, those alike but for their numbers as one, calls a whole model
 BALANCE = 8.0  # FLOPs that cost as much as one byte: between a CPU core's and a cache's; only shares depend on it
 
 
@@ -52,7 +53,7 @@ def op_times(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one source line costs a step, forward or backward."""
+    """What one source line costs a step, forward or backward; of a line that calls a whole model, one family of modules."""
 
     name: str
     file: str
@@ -65,17 +66,28 @@ class Cost:
     flops: float
     bytes: float
     at: tuple[int, ...] = ()  # positions of its ops in `trace.ops`, over all averaged steps
+    part: str = ""  # "h.*.mlp": which modules, where a line has several costs
 
 
 def by_line(m: Metrics) -> list[Cost]:
-    """Costs by source line and way, largest first; what a compiled graph took stands under the line that called it."""
+    """Costs by source line and way, largest first; what a compiled graph took stands under the line that called it.
+
+    Of a model that somebody else wrote the user has one line, `model(x)`: its costs stand by their modules.
+    """
     kinds: dict[tuple, int] = {}  # ops alike in all that is shown, numbered
     alike = np.array(
         [kinds.setdefault((op.file, op.line, op.phase, op.kind, op.name, op.module), len(kinds)) for op in m.averaged],
         dtype=np.int64,
     )
-    places: dict[tuple, int] = {}  # a line and way, numbered
-    line_of = np.array([-1 if key[3] == "view" else places.setdefault(key[:3], len(places)) for key in kinds], dtype=np.int64)
+    families: dict[tuple, set] = {}
+    for key in kinds:
+        families.setdefault(key[:3], set()).add(stem(key[5]))
+    places: dict[tuple, int] = {}  # a line, way and part, numbered
+
+    def place_of(key) -> int:
+        return places.setdefault((*key[:3], stem(key[5]) if len(families[key[:3]]) > FAMILIES else ""), len(places))
+
+    line_of = np.array([-1 if key[3] == "view" else place_of(key) for key in kinds], dtype=np.int64)
     lines, times = line_of[alike], m.ops_time[m.step_ops]
     order = np.argsort(lines, kind="stable")  # positions in `averaged`, line by line
     edges = np.searchsorted(lines[order], np.arange(len(places) + 1))
@@ -94,7 +106,7 @@ def by_line(m: Metrics) -> list[Cost]:
     for at, key in zip(line_of.tolist(), kinds):
         modules[at].append(key[5])
     out = []
-    for (file, line, phase), at in places.items():
+    for (file, line, phase, part), at in places.items():
         members = order[edges[at] : edges[at + 1]].tolist()
         ops = [m.averaged[i] for i in members]
         main = by_stem[at].most_common(1)[0][0]  # a line calls several modules: the costly one names it
@@ -118,6 +130,7 @@ def by_line(m: Metrics) -> list[Cost]:
                 sum(op.flops for op in ops) / m.n,
                 sum(op.bytes for op in ops) / m.n,
                 tuple(m.step_ops[members].tolist()),
+                part,
             )
         )
     bare: dict[tuple, list] = {}

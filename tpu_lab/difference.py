@@ -187,18 +187,15 @@ def _large(parts, times) -> bool:
 
 
 def _lines(a: Metrics, b: Metrics) -> tuple[LineChange, ...]:
-    sides = [{(c.file, c.line, c.phase): c for c in m.costs} for m in (a, b)]
+    sides: tuple[dict, dict] = ({}, {})  # a line may have several costs, one a family of modules: here it is one
+    for side, m in zip(sides, (a, b)):
+        for c in m.costs:
+            ops, ns = side.get((c.file, c.line, c.phase, c.code), (0, 0.0))
+            side[c.file, c.line, c.phase, c.code] = ops + c.ops, ns + c.ns
     out = []
-    for key in dict.fromkeys([*sides[0], *sides[1]]):
-        x, y = (side.get(key) for side in sides)
-        known = x or y
-        assert known is not None
-        out.append(
-            LineChange(
-                known.file, known.line, known.code, known.phase,
-                (x.ops if x else 0, y.ops if y else 0), (x.ns if x else 0.0, y.ns if y else 0.0),
-            )  # fmt: skip
-        )
+    for file, line, phase, code in dict.fromkeys([*sides[0], *sides[1]]):
+        x, y = (side.get((file, line, phase, code), (0, 0.0)) for side in sides)
+        out.append(LineChange(file, line, code, phase, (x[0], y[0]), (x[1], y[1])))
     return tuple(sorted(out, key=lambda c: (-abs(c.ns[1] - c.ns[0]), c.file, c.line, c.phase)))
 
 
