@@ -207,7 +207,7 @@ def _():
     with a copy of `slow`. Change the attention, the order, the shapes, whatever you like. It trains the same model with the
     same batches, and gives back the same losses, as numbers. The three checks look at the same run.
 
-    Par is what the solution reaches. Better than par is possible, and the check says so.
+    Par is what the solution reaches, and in time what `slow` took. Better than par is possible, and the check says so.
     """)
     return
 
@@ -255,7 +255,8 @@ def _(before, train, was):
         late = [made for made in tried.profile.trace.compiles if made.cause == "shape"]
         return check.Disagree(f"a program was made again: {late[0].why}.", record="p.cache") if late else None
 
-    # Par is what the answers reach, and tests/test_tutorials.py holds it; in time that is about two thirds of what `slow` takes.
+    # Par is what the answers reach, and tests/test_tutorials.py holds it; in time it is what `slow` took, which the
+    # answers beat by a third on two quiet cores.
     few_launches = sheet.do(
         "8.3",
         tried,
@@ -292,7 +293,7 @@ def _(before, train, was):
         _again_seen,
         title="few bytes, little time",
         test=_same,
-        par={"bytes": 561_284, "time": was["time"] * 2 / 3},
+        par={"bytes": 561_284, "time": was["time"]},
         right="Few bytes.",
         why="Between the ops of one program nothing is written. Time shows how it went on this computer, and does not decide.",
         todo="The same `train`.",
