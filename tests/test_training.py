@@ -4,11 +4,13 @@ The models are smaller than `tiny()`, since every program is compiled cold; all 
 """
 
 import contextlib
+import copy
 import functools
 import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import tpu_lab
 from tpu_lab import trace
@@ -82,3 +84,44 @@ def test_trains_as_on_the_cpu(name, optimizer, mode):
     if mode == "fused":  # a launch a step (the optimizer's end), one for what is left
         assert len([r for r in recorded.launches if r.step < 4]) == 4, [r.reason for r in recorded.launches]
         assert len([r for r in recorded.launches if r.cache != "hit"]) <= 3
+
+
+LAYERS = {
+    "LayerNorm": (lambda: nn.LayerNorm(4), (3, 5, 4)),
+    "RMSNorm": (lambda: nn.RMSNorm(4), (3, 5, 4)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(5), (3, 5, 4)),
+    "BatchNorm2d": (lambda: nn.BatchNorm2d(4), (2, 4, 3, 3)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), (2, 4, 3, 3)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(4, affine=True), (2, 4, 3, 3)),
+    "Conv2d": (lambda: nn.Conv2d(4, 2, 3, padding=1), (2, 4, 3, 3)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 2, 3), (2, 4, 3, 3)),
+    "MultiheadAttention": (lambda: SelfAttention(4, 2, batch_first=True), (2, 5, 4)),
+    "LSTM": (lambda: nn.LSTM(4, 3), (5, 2, 4)),
+    "GRU": (lambda: nn.GRU(4, 3), (5, 2, 4)),
+}
+
+
+class SelfAttention(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_whose_weights_are_halves_train(name, dtype):
+    """What a norm saves for its backward is float32 here, as on other accelerators: nothing may refuse the mixture."""
+    torch.manual_seed(0)
+    make, shape = LAYERS[name]
+    layer, x = make().to(dtype), torch.randn(shape).to(dtype)
+    answers = []
+    for device in ("cpu", "tpu"):
+        own, given = copy.deepcopy(layer).to(device), x.clone().to(device).requires_grad_()
+        out = own(given)
+        out = out[0] if isinstance(out, tuple) else out
+        waves = torch.arange(out.numel()).view(out.shape).sin().to(device)  # of a norm's squares the gradient is next to zero
+        (out.float() * waves).sum().backward()
+        answers.append([out, given.grad, *(p.grad for p in own.parameters())])
+    for there, here in zip(*answers, strict=True):
+        assert here.dtype == there.dtype == dtype
+        largest = max(there.float().abs().max().item(), 0.1)
+        assert (here.cpu().float() - there.float()).abs().max().item() <= 0.04 * largest
