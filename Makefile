@@ -35,7 +35,7 @@ lab: $(VENV)/.lab-installed
 
 # Two workers, a file to each: a file's fixtures are made once.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

@@ -40,6 +40,19 @@ def root() -> Path:
     return ROOT
 
 
+# Two workers take a file each, in this order: a long file that began last would keep one of them waiting.
+LONG = (
+    "browser/test_showcases.py", "test_rerun.py", "test_stated.py", "test_notebooks.py", "browser/test_modes_and_your_model.py",
+    "test_training.py", "browser/test_lab.py", "test_tutorials.py", "test_twins.py", "test_lowerings_rows.py",
+    "test_hub_models.py", "test_hub_generate.py", "test_hub_libraries.py", "test_signals.py", "test_errors_in_hooks.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    place = {f"tests/{name}": n for n, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONG)))
+
+
 # --- which test exercises which op: see op_record.py -------------------------------------------------------------------
 
 if os.environ.get("TPU_LAB_OPS"):
