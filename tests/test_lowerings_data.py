@@ -144,6 +144,21 @@ def test_gather_and_scatter():
     calls.check(80)
 
 
+def test_truths_add_up_by_or_and_multiply_by_and():
+    calls, x, src, i = Calls(), randn(4, 5) > 0, randn(4, 5, seed=1) > 0, randint(4, 4, 5)
+    calls(aten.put.default, x, torch.tensor([0, 1, 1]), src[0, :3], True)
+    calls(aten.index_put.default, x, [torch.tensor([0, 0])], src[:2], True)
+    calls(aten.scatter_add.default, x, 0, i, src)
+    for word in ("add", "multiply"):
+        calls(aten.scatter.reduce, x, 0, i, src, reduce=word)
+        calls(aten.scatter.value_reduce, x, 0, i, word == "add", reduce=word)
+    for reduce, include in itertools.product(("sum", "prod", "amax", "amin"), (True, False)):
+        calls(aten.scatter_reduce.two, x, 0, i, src, reduce, include_self=include)
+        if reduce != "sum" and include:  # the CPU has no more
+            calls(aten.index_reduce.default, x, 0, torch.tensor([0, 0]), src[:2], reduce, include_self=include)
+    calls.check()
+
+
 def test_blocks_written_into_copies():
     calls, x = Calls(), randn(4, 5, 6)
     for a, b, step in ((1, 4, 1), (0, 5, 2), (-3, 5, 1), (0, -1, 1), (3, 2, 1), (0, 100, 1)):

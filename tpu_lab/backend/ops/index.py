@@ -133,6 +133,8 @@ def index_reduce(x, dim, index, source, reduce, *, include_self=True):
 
 def reduced_into(x, place, source, reduce, include_self):
     """x with `source` reduced into `place`; without `include_self` the old values there count for nothing."""
+    if x.dtype == jnp.bool_:  # a sum of truths is "or", a product "and"
+        reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce)
     identity = {"sum": 0, "mean": 0, "prod": 1, "amax": _limit(x.dtype, False), "amin": _limit(x.dtype, True)}[reduce]
     start = x if include_self else x.at[place].set(jnp.asarray(identity, x.dtype))
     if reduce in ("sum", "mean"):
@@ -168,7 +170,9 @@ def take(x, index):
 def put(x, index, source, accumulate=False):
     place = x.reshape(-1).at[_short(index).reshape(-1)]
     source = source.reshape(-1)
-    return (place.add(source) if accumulate else place.set(source)).reshape(x.shape)
+    if not accumulate:
+        return place.set(source).reshape(x.shape)
+    return (place.max(source) if x.dtype == jnp.bool_ else place.add(source)).reshape(x.shape)
 
 
 def _fits(x, mask, value):
