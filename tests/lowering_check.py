@@ -12,7 +12,7 @@ import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import jax  # noqa: E402
+import jax.extend  # noqa: E402
 import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import op_record  # noqa: E402
@@ -118,20 +118,47 @@ def lowered_all(calls, outputs, key=0) -> list[list[torch.Tensor]]:
 
     def run(key, leaves):
         return [
-            lowering.call(
-                entry,
-                [_fill(p, leaves) for p in args],
-                {k: _fill(p, leaves) for k, p in kwargs.items()},
-                wanted,
-                compute,
-                key,
-            )
-            for (entry, compute, args, kwargs), wanted in zip(plans, outputs)
+            jax.jit(lambda key, leaves, plan=plan, wanted=wanted: _one(plan, wanted, key, leaves))(key, leaves)
+            for plan, wanted in zip(plans, outputs)
         ]
 
-    return [
-        [to_torch(r) for r in results] for results in jax.jit(run, compiler_options=QUICK)(jax.random.key(key), leaves)
-    ]
+    traced = jax.jit(run, compiler_options=QUICK).trace(jax.random.key(key), leaves)
+    parts = [e.params["jaxpr"].jaxpr for e in traced.jaxpr.jaxpr.eqns if e.primitive.name in ("jit", "pjit")]
+    assert len(parts) == len(calls)
+    for (overload, args, kwargs), part in zip(calls, parts):
+        assert not widens(overload, args, kwargs, part), f"{overload}{_describe(args, kwargs)} makes float64 tensors"
+    found = traced.lower().compile()(jax.random.key(key), leaves)
+    return [[to_torch(r) for r in results] for results in found]
+
+
+def _one(plan, wanted, key, leaves):
+    entry, compute, args, kwargs = plan
+    args, kwargs = [_fill(p, leaves) for p in args], {k: _fill(p, leaves) for k, p in kwargs.items()}
+    return lowering.call(entry, args, kwargs, wanted, compute, key)
+
+
+# These count in float64 as PyTorch's CPU kernels do, or a hash, a value's last digit, a tie on the grid would be another.
+MEANT = {"aten::hash_tensor", "aten::range", "aten::_fused_moving_avg_obs_fq_helper"}
+
+
+def widens(overload, args, kwargs, jaxpr) -> bool:
+    """Does a call with float32 or half tensors alone make float64 tensors? A TPU emulates each instruction on them."""
+    given = [*args, *kwargs.values()]
+    dtypes = [t.dtype for t in _tensors(given)]
+    asked = torch.float64 in dtypes or torch.complex128 in dtypes or any(v is torch.float64 for v in given)
+    floats = any(dtype.is_floating_point for dtype in dtypes)
+    return floats and not asked and overload._schema.name not in MEANT and _wide(jaxpr)
+
+
+def _wide(jaxpr) -> bool:
+    for eqn in jaxpr.eqns:
+        for v in eqn.outvars:
+            if getattr(v.aval, "size", 0) > 1 and v.aval.dtype == "float64":
+                return True
+        for sub in jax.extend.core.jaxprs_in_params(eqn.params):
+            if _wide(sub):
+                return True
+    return False
 
 
 def _prepare(overload, args, kwargs, leaves):

@@ -1,5 +1,6 @@
 """Launches and misses of the three eager modes: how often a program runs, why, what it keeps, what it overwrites."""
 
+import functools
 import threading
 import weakref
 
@@ -240,6 +241,45 @@ def test_a_loop_without_an_optimizer_is_cut_at_its_period(fused, monkeypatch):
     assert {r.reason for r in active.launches} == {"loop"} and len(active.launches) >= 10
     assert len(active.compiles) <= 2 and len(executor.graph.nodes) < 60
     assert x.tolist() == pytest.approx([2.0] * 3)
+
+
+def test_layers_are_not_a_loop(fused, monkeypatch):
+    """A deep model's step is one program, however alike its layers are."""
+    monkeypatch.setattr("tpu_lab.backend.graph.LOOP_CHECK", 50)
+    layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()) for _ in range(20)]).to("tpu")
+    x = torch.ones(2, 4).to("tpu")
+    torch.tpu.synchronize()
+    _, t = recorded(lambda: layers(x).sum().backward())
+    assert len(t.launches) == 1 and len(t.launches[0].ops) > 100
+
+
+def test_a_loop_over_batches_is_cut(fused, monkeypatch):
+    """Each turn reads another batch, and the same weights."""
+    monkeypatch.setattr("tpu_lab.backend.graph.LOOP_CHECK", 50)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to("tpu")
+    batches = [torch.full((2, 4), float(i)).to("tpu") for i in range(40)]
+    torch.tpu.synchronize()
+    with torch.no_grad():
+        total, t = recorded(lambda: sum(net(x).sum() for x in batches))
+    assert len(t.launches) > 2 and {r.reason for r in t.launches[:-1]} == {"loop"} and len(t.compiles) <= 4
+    torch.testing.assert_close(total.cpu(), sum(net.cpu()(x.cpu()).sum() for x in batches))
+
+
+def test_layers_without_an_end_are_cut_where_they_repeat(fused, monkeypatch):
+    monkeypatch.setattr("tpu_lab.backend.graph.LOOP_CHECK", 50)
+    monkeypatch.setattr("tpu_lab.backend.graph.SIZE_LIMIT", 100)
+    x = torch.ones(3, device="tpu")
+    weights = [(torch.full((3,), i).to("tpu"), torch.full((3,), 1.0).to("tpu")) for i in range(400)]
+    torch.tpu.synchronize()
+
+    def run(x=x):
+        for a, b in weights:
+            x = torch.sin(x + a) * b
+        return x
+
+    y, t = recorded(run)
+    assert len(t.launches) > 5 and len(t.compiles) <= 3 and {r.reason for r in t.launches[:-1]} == {"loop"}
+    torch.testing.assert_close(y.cpu(), functools.reduce(lambda x, w: torch.sin(x + w[0].cpu()) * w[1].cpu(), weights, x.cpu()))
 
 
 # --- reports of users ---------------------------------------------------------------------------------------------

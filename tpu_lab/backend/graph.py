@@ -7,6 +7,7 @@ numbers, who is alive, what may be donated) is worked out at the flush.
 from __future__ import annotations
 
 import bisect
+import itertools
 import sys
 import weakref
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tpu_lab.backend import causes, precision
+from tpu_lab.backend import causes, precision, rng
 from tpu_lab.backend.storage import Pending
 
 SIZE_LIMIT = 4000  # ops; a longer graph is flushed
@@ -67,6 +68,21 @@ def period(ids: list[int]) -> int:
     return best
 
 
+def layers(nodes: list[Node], period: int) -> bool:
+    """Does what repeats read mostly other arrays each time? Layers have weights of their own, which their backward reads
+    once more; a loop has the same weights each time, and a batch that is new."""
+    earlier = {id(v) for node in nodes[: -2 * period] for v in node.inputs if v.__class__ is not int}
+    same = other = 0
+    for now, before in zip(nodes[-period:], nodes[-2 * period : -period], strict=True):
+        for a, b in zip(now.inputs, before.inputs, strict=True):
+            if a.__class__ is not int and b.__class__ is not int:
+                if a is b:
+                    same += 1
+                else:
+                    other += 1 + (id(a) in earlier)
+    return other > max(1, same)
+
+
 class Graph:
     """Ops recorded and not yet run."""
 
@@ -82,14 +98,17 @@ class Graph:
         """Why to flush now: "loop", "size limit", or None (then `flush_at` has moved on).
 
         A loop that reads nothing would be cut somewhere in its body, each time elsewhere, and compile each time. So
-        once the recorded ops repeat, the cut is at a multiple of the period: equal graphs from then on.
+        once the recorded ops repeat, the cut is at a multiple of the period: equal graphs from then on. The layers of a
+        model repeat, too: cut there, a step would be two programs that hand each other their activations.
         """
         length = len(self.nodes)
         if self.period:
             return "loop"
-        if length >= SIZE_LIMIT:
-            return "size limit"
         self.period = period([node.sig.id for node in self.nodes])
+        if length >= SIZE_LIMIT and not self.period:
+            return "size limit"
+        if length < SIZE_LIMIT and self.period and layers(self.nodes, self.period):
+            self.period = 0
         if self.period and length % self.period == 0:
             return "loop"
         self.flush_at = length + self.period - length % self.period if self.period else length + LOOP_CHECK
@@ -210,16 +229,21 @@ class Graph:
         number = {id(leaf): -1 - i for i, leaf in enumerate(plan.leaves)}
         steps = [(s, tuple(v if type(v) is int else number[id(v)] for v in i), f, k) for s, i, f, k in steps]
         positions = plan.positions
+        ends = itertools.accumulate(k for _, _, _, k in steps)
+        pairs = [end - 2 for end, (sig, _, _, _) in zip(ends, steps, strict=True) if sig.rng]  # of (seed, counter)
 
         def run(floats, ints, *leaves):
             values: list = []
             worst: list = []
             at_float = at_int = 0
+            draws = iter(rng.keys(jnp.concatenate([ints[p : p + 2] for p in pairs]).reshape(-1, 2)) if pairs else ())
             for index, (sig, inputs, n_floats, n_ints) in enumerate(steps):
                 arrays = [values[v] if v >= 0 else leaves[-1 - v] for v in inputs]
                 f = [floats[at_float + k] for k in range(n_floats)]
                 i = [ints[at_int + k] for k in range(n_ints)]
                 at_float, at_int = at_float + n_floats, at_int + n_ints
+                if sig.rng:
+                    i[-2:] = [next(draws)]
                 with jax.named_scope(f"{index}:{sig.name}"):  # index local to the graph: equal graphs, equal text
                     out = (sig.call if sig.options else sig.jit)(arrays, f, i)  # a nested jit takes no options
                     if sig.bounds is not None:

@@ -58,6 +58,17 @@ def from_generator(generator: torch.Generator | None) -> tuple[int, int]:
     return int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, generator=generator)), 0
 
 
+def keys(pairs):
+    """The keys of many ops at once, made by the instructions of one. pairs: int64[n, 2] of (seed, counter)."""
+    return jax.vmap(key)(pairs[:, 0], pairs[:, 1])
+
+
+def of(ints: list):
+    """The key of a random op from its integers: at their end a key that its program made with others, or what makes it."""
+    last = jnp.asarray(ints[-1])
+    return last if jnp.issubdtype(last.dtype, jax.dtypes.prng_key) else key(jnp.asarray(ints[-2], jnp.int64), last)
+
+
 def key(seed, counter):
     """The jax key of one op. seed, counter: int64 scalars, traced or not."""
     base = jax.random.wrap_key_data(

@@ -217,7 +217,7 @@ def _compute(record, sig, template, ktemplate, want, compute):
             return decompose(args, kwargs, want)
         if record.lowering.contiguous:
             kwargs["contiguous"] = tuple(is_contiguous(w.size, w.stride) for w in sig.windows)
-        key = rng.key(jnp.asarray(ints[-2], jnp.int64), jnp.asarray(ints[-1], jnp.int64)) if sig.rng else None
+        key = rng.of(ints) if sig.rng else None
         return lowering.call(record.lowering, args, kwargs, want, compute, key)
 
     return run

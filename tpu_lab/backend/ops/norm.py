@@ -118,7 +118,9 @@ def _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, 
 def _moved(old, new, momentum):
     if old is None:
         return None
-    return ((1 - momentum) * wide(old) + momentum * new).astype(old.dtype)
+    dtype = wide(old).dtype
+    stay, move = jnp.asarray(1 - momentum, dtype), jnp.asarray(momentum, dtype)
+    return (stay * wide(old) + move * new).astype(old.dtype)
 
 
 @op(aten.native_batch_norm, kind="reduce", mutates=("running_mean", "running_var"), runtime=("momentum",))
@@ -188,12 +190,11 @@ def weight_norm_backward(grad, v, g, norms, dim):
 def renorm(x, p, dim, maxnorm):
     """Scale down each slice along `dim` whose p-norm is over `maxnorm`."""
     wx = wide(x)
-    p = p if not isinstance(p, (int, float)) or math.isfinite(p) else jnp.inf
+    p, maxnorm = jnp.asarray(p, wx.dtype), jnp.asarray(maxnorm, wx.dtype)
     size, axes = jnp.abs(wx), _other_axes(x, dim)
-    power = jnp.where(jnp.isinf(p), 1, p)
-    norms = jnp.where(
-        jnp.isinf(p), size.max(axes, keepdims=True), (size**power).sum(axes, keepdims=True) ** (1 / power)
-    ).astype(size.dtype)
+    power = jnp.where(jnp.isinf(p), jnp.ones_like(p), p)
+    sums = (size**power).sum(axes, keepdims=True) ** (1 / power)
+    norms = jnp.where(jnp.isinf(p), size.max(axes, keepdims=True), sums)
     return wx * jnp.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1).astype(wx.dtype)
 
 

@@ -1,7 +1,7 @@
 """Fused optimizers and the gradient scaler, step by step as in PyTorch's CPU kernels (native/cpu/Fused*Kernel.cpp).
 
-Each returns the new values of all written arguments in schema order. Hyperparameters are runtime inputs, so a
-schedule never recompiles. Scalars are counted in float64, tensors in their own dtype (half types in float32).
+Each returns the new values of all written arguments in schema order. Hyperparameters are runtime inputs in
+float64, so a schedule never recompiles; tensors are counted in their own dtype (half types in float32).
 """
 
 import jax.numpy as jnp
@@ -33,6 +33,22 @@ def _unless(found_inf, old, new):
     return [[jnp.where(skip, o, n) for o, n in zip(olds, news)] for olds, news in zip(old, new)]
 
 
+def _numbers(params, *values):
+    """Dtype -> the hyperparameters in it, for the dtypes of the parameters: each is narrowed once."""
+    return {t: [jnp.asarray(v).reshape(()).astype(t) for v in values] for t in dict.fromkeys(_wide(p).dtype for p in params)}
+
+
+def _counts(steps, dtype):
+    """The step counts as one vector: one instruction for all of them."""
+    return jnp.stack([count.reshape(()).astype(dtype) for count in steps])
+
+
+def _correction(beta, counts):
+    """1 - beta ** counts, to the last digits also in float32. PyTorch's kernels take powers in float64 for that, but a
+    TPU emulates float64: some 1,700 instructions for each power."""
+    return -jnp.expm1(counts * jnp.log1p((beta - 1).astype(counts.dtype)))
+
+
 def _adam(decoupled: bool):
     """Adam (decay added to the gradient) or AdamW (decay taken from the parameter)."""
 
@@ -42,23 +58,24 @@ def _adam(decoupled: bool):
     ):  # fmt: skip
         old = params, grads, means, squares, maxima
         new = [], [], [], [], []
-        for i, (param, grad, count) in enumerate(zip(params, grads, steps)):
+        numbers = _numbers(params, lr, weight_decay, lr * weight_decay, 1 - beta1, beta2, 1 - beta2, eps)
+        kinds = {t: _counts(steps, t) for t in numbers}
+        rates = {t: numbers[t][0] / _correction(beta1, counts) for t, counts in kinds.items()}
+        roots = {t: jnp.sqrt(_correction(beta2, counts)) for t, counts in kinds.items()}
+        for i, (param, grad) in enumerate(zip(params, grads)):
             p, g = _wide(param), _unscaled(grad, grad_scale)
-            dtype = p.dtype
-            number = lambda v: jnp.asarray(v, jnp.float64).reshape(()).astype(dtype)  # noqa: E731
+            _, decay, shrink, move, keep, add, epsilon = numbers[p.dtype]
             stored = g
             g = -g if maximize else g
             if decoupled:
-                p = p - number(lr * weight_decay) * p
+                p = p - shrink * p
             else:
-                g = g + p * number(weight_decay)
+                g = g + p * decay
             mean = _wide(means[i])
-            mean = mean + number(1 - beta1) * (g - mean)
-            square = number(beta2) * _wide(squares[i]) + number(1 - beta2) * g * g
-            count = count.astype(jnp.float64)
+            mean = mean + move * (g - mean)
+            square = keep * _wide(squares[i]) + add * g * g
             top = jnp.maximum(_wide(maxima[i]), square) if amsgrad else square
-            denominator = jnp.sqrt(top) / number(jnp.sqrt(1 - beta2**count)) + number(eps)
-            p = p - number(lr / (1 - beta1**count)) * mean / denominator
+            p = p - rates[p.dtype][i] * mean / (jnp.sqrt(top) / roots[p.dtype][i] + epsilon)
             for values, value in zip(new, (p, stored, mean, square, top)):
                 values.append(value)
         new = [_narrowed(o, n) for o, n in zip(old, new)]
@@ -79,31 +96,31 @@ def fused_sgd(
 ):  # fmt: skip
     """No buffers, no momentum."""
     old, new = (params, grads, buffers), ([], [], [])
+    numbers = _numbers(params, lr, weight_decay, momentum, 1 - dampening)
     for i, (param, grad) in enumerate(zip(params, grads)):
         p, g = _wide(param), _unscaled(grad, grad_scale)
-        dtype = p.dtype
-        number = lambda v: jnp.asarray(v, jnp.float64).reshape(()).astype(dtype)  # noqa: E731
+        rate, decay, keep, add = numbers[p.dtype]
         new[1].append(g)
-        g = (-g if maximize else g) + p * number(weight_decay)
+        g = (-g if maximize else g) + p * decay
         if buffers:
-            buffer = g if is_first_step else _wide(buffers[i]) * number(momentum) + g * number(1 - dampening)
+            buffer = g if is_first_step else _wide(buffers[i]) * keep + g * add
             new[2].append(buffer)
-            g = g + buffer * number(momentum) if nesterov else buffer
-        new[0].append(p - number(lr) * g)
+            g = g + buffer * keep if nesterov else buffer
+        new[0].append(p - rate * g)
     return _unless(found_inf, old, [_narrowed(o, n) for o, n in zip(old, new)])
 
 
 def _adagrad(params, grads, sums, steps, *, lr, lr_decay, weight_decay, eps, maximize, grad_scale=None, found_inf=None):
     old, new = (params, grads, sums), ([], [], [])
-    for param, grad, total, count in zip(params, grads, sums, steps):
+    numbers = _numbers(params, lr, weight_decay, lr_decay, eps)
+    rates = {t: rate / (1 + (_counts(steps, t) - 1) * slower) for t, (rate, _, slower, _) in numbers.items()}
+    for i, (param, grad, total) in enumerate(zip(params, grads, sums)):
         p, g = _wide(param), _unscaled(grad, grad_scale)
-        dtype = p.dtype
-        number = lambda v: jnp.asarray(v, jnp.float64).reshape(()).astype(dtype)  # noqa: E731
+        _, decay, _, epsilon = numbers[p.dtype]
         new[1].append(g)
-        g = (-g if maximize else g) + p * number(weight_decay)
+        g = (-g if maximize else g) + p * decay
         total = _wide(total) + g * g
-        rate = lr / (1 + (count.astype(jnp.float64) - 1) * lr_decay)
-        new[0].append(p - number(rate) * g / (jnp.sqrt(total) + number(eps)))
+        new[0].append(p - rates[p.dtype][i] * g / (jnp.sqrt(total) + epsilon))
         new[2].append(total)
     return _unless(found_inf, old, [_narrowed(o, n) for o, n in zip(old, new)])
 

@@ -132,7 +132,7 @@ def observed(
     """(x on the grid, mask, then the new running minimum, maximum, scale and zero point)."""
     watch, fake = observer_on.reshape(-1)[0] != 0, fake_quant_on.reshape(-1)[0] != 0
     rows = jnp.moveaxis(x, ch_axis, 0).reshape(x.shape[ch_axis], -1) if per_row_fake_quant else x
-    new = []
+    averaging_const, new = jnp.asarray(averaging_const, running_min.dtype), []
     for old, now in zip((running_min, running_max), _ends(rows, per_row_fake_quant)):
         moved = jnp.where(jnp.isinf(old), now, old + averaging_const * (now - old))
         new.append(jnp.where(watch, moved, old).astype(old.dtype))

@@ -82,7 +82,8 @@ def binomial(count, prob, *, key):
 def _rrelu(x, noise, lower, upper, training, key):
     if not training:
         return jnp.where(x > 0, x, x * ((lower + upper) / 2).astype(x.dtype)), noise
-    drawn = random.uniform(key, x.shape, jnp.promote_types(x.dtype, jnp.float32)) * (upper - lower) + lower
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    drawn = random.uniform(key, x.shape, dtype) * (upper - lower).astype(dtype) + lower.astype(dtype)
     noise = jnp.where(x <= 0, drawn, 1).astype(noise.dtype)
     return x * noise, noise
 

@@ -102,7 +102,7 @@ def segment_reduce_backward(grad, output, data, reduce, *, lengths=None, offsets
         rest = jax.ops.segment_prod(jnp.where(odd, 1, rows), place, num_segments=count + 1)[:-1]
         rest = of_rows(rest) * (1 if initial is None else jnp.asarray(initial, g.dtype))
         others = total(odd.astype(g.dtype)) - odd
-        odd_product = jnp.where(total(jnp.isnan(rows).astype(g.dtype)) - jnp.isnan(rows) > 0, jnp.nan, 0)
+        odd_product = jnp.where(total(jnp.isnan(rows).astype(g.dtype)) - jnp.isnan(rows) > 0, jnp.asarray(jnp.nan, g.dtype), 0)
         g = g * jnp.where(others > 0, odd_product, jnp.where(odd, rest, rest / jnp.where(odd, 1, rows)))
     return g.reshape(data.shape)
 
