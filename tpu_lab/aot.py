@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tpu_lab import aot_compiler, garbage
+from tpu_lab import aot_compiler, garbage, padding
 from tpu_lab import fusions as fused
 from tpu_lab.aot_compiler import Answer, CompileError
 from tpu_lab.kept import kept
@@ -96,6 +96,12 @@ class Compiled:
         return sum(p.times * max(p.placed.bound_ns) for p in self.parts if p.placed)
 
     @functools.cached_property
+    def kinds(self) -> list[padding.Kind]:
+        """The buffers of all programs by kind, largest first."""
+        return padding.kinds(b for p in self.parts if p.placed for b in p.placed.buffers if b.owner != "other")
+
+    @functools.cached_property
+    @garbage.paused()
     def view(self):
         """The view that it shows itself as."""
         from tpu_lab.viz import v6e
@@ -238,6 +244,7 @@ def on(profile, chip: str = "v6e", deep: bool = False, limit: float | None = Non
     return _compile(profile.trace, launches, goal, deep, limit, m)
 
 
+@garbage.paused()
 def _compile(trace: Trace, launches, goal: Target, deep: bool, limit: float | None, beside=None) -> Compiled:
     by_index = {op.index: op for op in trace.ops}
     first: dict[str, LaunchRecord] = {}

@@ -35,6 +35,11 @@ _BITS = re.compile(r"[a-z]+(\d+)")
 _REGION_OF = frozenset({"reduce", "reduce-window", "all-reduce", "reduce-scatter", "scatter", "select-and-scatter", "sort", "map"})  # fmt: skip
 
 
+@lru_cache(1 << 14)
+def _scopes(op_name: str) -> frozenset[int]:
+    return frozenset(int(i) for i in _SCOPE.findall(op_name))
+
+
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One line of a computation."""
@@ -57,7 +62,7 @@ class Instruction:
     @property
     def scopes(self) -> frozenset[int]:
         """The op positions that its own `op_name` states."""
-        return frozenset(int(i) for i in _SCOPE.findall(self.op_name))
+        return _scopes(self.op_name)
 
 
 @dataclass(frozen=True)
@@ -286,6 +291,7 @@ def padded_bytes(shape: str) -> int:
     return sum(_padded(a) for a in arrays(shape))
 
 
+@lru_cache(1 << 14)
 def _padded(array: str) -> int:
     match = _ARRAY.match(array)
     order, _, tiling = (match[3] or "").partition(":") if match else ("", "", "")

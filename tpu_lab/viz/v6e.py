@@ -139,7 +139,7 @@ def advice(c: Compiled) -> tuple[str, str]:
     """(the act, its reason): the one thing that the view says to try."""
     from tpu_lab.viz import v6e_parts as parts
 
-    return parts.advice(c, *_worst(_kinds(c) if c.fits else _held(c)))
+    return parts.advice(c, *_worst(c.kinds if c.fits else _held(c)))
 
 
 def _worst(kinds: list[padding.Kind]) -> tuple[padding.Kind | None, padding.Tile | None]:
@@ -161,7 +161,7 @@ def title(c: Compiled) -> str:
         head = f"Fits in {chip}: {number.percent(share, 2)} of its HBM"
     else:
         head = f"Only just fits in {chip}: {number.percent(share, 2)} of its HBM"
-    kinds = _kinds(c)
+    kinds = c.kinds
     held, waste = sum(k.held for k in kinds), sum(k.waste for k in kinds)
     if not held or waste / held < 0.05:
         return head + "; next to nothing of what it holds is padding"
@@ -189,10 +189,6 @@ def gib(nbytes: float) -> str:
     return number.sig(nbytes / GIB)
 
 
-def _kinds(c: Compiled) -> list[padding.Kind]:
-    return padding.kinds(b for p in c.parts if p.placed for b in p.placed.buffers if b.owner != "other")
-
-
 def _held(c: Compiled) -> list[padding.Kind]:
     """What is in HBM when it is fullest: of a program that does not fit, the reason."""
     placed = c.main.placed
@@ -202,7 +198,7 @@ def _held(c: Compiled) -> list[padding.Kind]:
 def _model(c: Compiled, limit: int) -> Model:
     from tpu_lab.viz import v6e_parts as parts
 
-    kinds = _kinds(c) if c.fits else _held(c)
+    kinds = c.kinds if c.fits else _held(c)
     shown = parts.chosen(kinds, limit) if c.fits else kinds[:limit]
     rest = [k for k in kinds if k not in shown]
     name, factor = number.size_unit(max((k.held for k in shown), default=MIB))
