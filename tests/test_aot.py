@@ -343,7 +343,9 @@ def test_a_profile_shows_both_compilers_side_by_side(compiled):
     assert re.fullmatch(f"XLA:TPU v6e makes {there} groups of this (step|run), XLA:CPU {here}", step.fusions.title)
     assert p.fusions.finding.startswith(f"{here} groups save ")
     ops = len(p.metrics.ops_in(p.metrics.span))
-    assert first.fusions.title.startswith(f"{ops} ops run as {there} groups")  # of one of the two rehearsed calls
+    stepping = sum(g.phase == "optimizer" for g in fusions.users(step.groups))
+    words = f"{ops} ops run as {there} groups" + f", {stepping} of them the optimizer's" * (there > ops)
+    assert first.fusions.title.startswith(words + ": ")  # of one of the two rehearsed calls
     assert {g.compiler for g in step.groups} == {"XLA:TPU v6e"}
     assert "XLA:CPU" in step.fusions.text() and "XLA:TPU v6e" in step.fusions.text()
 
