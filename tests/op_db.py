@@ -4,6 +4,7 @@
     python -m tests.op_db                                       what the tests run
     python -m tests.op_db --dtypes float32 --forms forward      a part
     python -m tests.op_db -k fft --forms backward               entries by name
+    python -m tests.op_db --from 492 --dtypes float64           the database's order, without its first 492 entries
 
 tests/test_op_db_*.py run a bounded part of it. Known differences are in op_db_exceptions.py, each with its reason.
 """
@@ -167,6 +168,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--modes", default="strict", help="of strict,debug,fused")
     parser.add_argument("--budget", type=int, default=4, metavar="N", help="samples of an entry, a dtype and a form")
     parser.add_argument("-k", dest="names", default="", metavar="TEXT[,TEXT]", help="entries whose name has a text; =name for one")
+    parser.add_argument("--from", dest="start", type=int, default=0, metavar="N", help="leave out the first N of them, in the database's order")
     parser.add_argument("--json", metavar="FILE", help="write the table")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -174,7 +176,7 @@ def main(arguments=None) -> int:
         args.dtypes, args.forms, args.modes, args.budget = ",".join(DTYPES), ",".join(ALL_FORMS), "strict,fused", 10**6
     if args.worker:
         return _work(args)
-    names = [n for n in ENTRIES if _asked(n, args.names)]
+    names = [n for n in ENTRIES if _asked(n, args.names)][args.start :]
     rows = _sweep(names, args)
     failures = [f for row in rows for f in row["failures"]]
     for f in failures:
