@@ -81,7 +81,8 @@ def events(trace, metrics) -> list[dict]:
 
 
 def _names(trace) -> list[dict]:
-    device = f"{trace.meta.get('device') or 'device'} ({trace.meta.get('platform', 'tpu')})"
+    device, platform = trace.meta.get("device") or "device", trace.meta.get("platform", "tpu")
+    device = device if device == platform else f"{device} ({platform})"
     out = [_name("process_name", pid, 0, name) for pid, name in ((HOST, "host"), (DEVICE, _short(device)))]
     out += [_name("thread_name", HOST, tid, name) for tid, name in TRACKS.items()]
     out.append(_name("thread_name", DEVICE, 1, "launches, in order"))
@@ -107,7 +108,7 @@ def _live(trace, at) -> list[dict]:
                     "ph": "C",
                     "pid": DEVICE,
                     "tid": 0,
-                    "name": f"live {unit}",
+                    "name": "live",  # a viewer adds the argument's name
                     "ts": at(times[index]),
                     "args": {unit: value},
                 }
