@@ -63,6 +63,7 @@ CASES = {  # rule -> (a trace it finds, a trace like it that is clean, line, wha
     "transfers": (lambda: steps(copies=8, copy_ms=0.4), lambda: steps(copies=2, copy_ms=0.1), 40, "8 copies a step, most at train.py:40"),
     "launch-bound": (lambda: steps(mode="strict", launches=80), lambda: steps(launches=80), 43, "80 launches a step"),
     "float32": (lambda: steps(platform="tpu"), lambda: steps(**TPU), 53, "1 float32 matmul a step, the longest at model.py:53"),
+    "float64": (lambda: steps(inputs=("f64[64,128]", "f64[128,128]")), lambda: steps(inputs=("f64[]", "f32[128,128]")), 53, "1 op on float64 tensors a step, the first at model.py:53, takes 100%"),
     "tile": (lambda: steps(platform="tpu", inputs=("bf16[64,10]", "bf16[128,128]")), lambda: steps(**TPU), 53, "bf16[64,10] of mm at model.py:53: 10 is stored as 128"),
     "fallback": (lambda: steps(fallback=True), lambda: steps(), 53, "ran 6 times on the CPU at model.py:53"),
 }  # fmt: skip

@@ -203,6 +203,30 @@ def float32(m: Metrics) -> Finding | None:
     )  # fmt: skip
 
 
+def float64(m: Metrics) -> Finding | None:
+    """Ops on float64 tensors take a tenth of the device time or more. No TPU has a unit for them: XLA:TPU makes each of
+    many float32 instructions (some 20 for a product, 1,700 for a power)."""
+    ops, times = m.trace.ops, m.ops_time
+    found = [i for i in m.step_ops.tolist() if any(_wide(a) for a in (*ops[i].inputs, *ops[i].outputs))]
+    spent = sum(float(times[i]) for i in found) / m.n
+    if not found or m.step_split.device <= 0 or spent < 0.1 * m.step_split.device:
+        return None
+    op, n = ops[found[0]], number.plural(max(1, len(found) // m.n), "op")
+    return Finding(
+        "float64", "Count in float32 instead of float64.",
+        f"{n} on float64 tensors{' a step' if m.steady else ''}, the first at {place(op.file, op.line)}, "
+        f"{'take' if len(found) // m.n > 1 else 'takes'} {number.percent(spent / m.step_split.device, 2)} of the device time. "
+        "Numpy's numbers are float64, which a TPU emulates with many float32 instructions: .float() where they come in.",
+        f"{n}, the first at {place(op.file, op.line)}, and a TPU emulates it",
+        op.file, op.line, spent / 2 * m.n,
+    )  # fmt: skip
+
+
+def _wide(aval: str) -> bool:
+    """A float64 array, not a scalar: hyperparameters are such."""
+    return aval.startswith(("f64[", "c128[")) and not aval.endswith("[]")
+
+
 def tile(m: Metrics) -> Finding | None:
     """On a TPU: a matmul whose operands take at least twice their bytes, as a tile is 128 wide (and 8 rows of 4 bytes
     high), and that takes a tenth of the device time or more."""
@@ -267,4 +291,4 @@ def fallbacks(m: Metrics) -> Finding | None:
     )  # fmt: skip
 
 
-RULES = (compiles, last_batch, waits, transfers, launch_bound, float32, tile, fallbacks)
+RULES = (compiles, last_batch, waits, transfers, launch_bound, float32, float64, tile, fallbacks)
