@@ -6,8 +6,6 @@ grad_x = rstd * (g - mean(g) - xhat * mean(g * xhat)), the means over the normal
 
 from __future__ import annotations
 
-import math
-
 import jax.numpy as jnp
 import torch
 from jax import lax
