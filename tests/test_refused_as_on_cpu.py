@@ -36,6 +36,17 @@ F.max_pool2d(e(0, 3, 4, 4), 2) | F.adaptive_max_pool2d(e(0, 3, 4, 4), 2) | F.ada
 F.max_unpool2d(e(0, 1, 1, 1), t([]).long().view(0, 1, 1, 1), 2) | F.conv2d(e(1, 0, 4, 4), e(2, 0, 3, 3)) | F.conv2d(o(1, 2, 4, 4), e(0, 2, 3, 3))
 F.grid_sample(e(1, 3, 0, 8), e(1, 2, 2, 2)) | F.batch_norm(e(0, 3), o(3), o(3), training=True) | torch.linalg.solve(torch.eye(2, device=d), e(2, 0))
 """
+GRADIENTS = """
+F.fractional_max_pool2d(g(0, 2, 6, 6), 2, 3) | F.fractional_max_pool3d(g(0, 2, 6, 6, 6), 2, 3) | F.max_pool2d(g(0, 2, 6, 6), 2) | F.max_pool3d(g(2, 0, 6, 6, 6), 2)
+F.adaptive_max_pool2d(g(0, 2, 6, 6), 2) | F.adaptive_avg_pool3d(g(0, 2, 6, 6, 6), 4) | F.avg_pool2d(g(0, 2, 6, 6), 2) | F.interpolate(g(0, 2, 6, 6), scale_factor=2, mode="bicubic")
+F.group_norm(g(0, 4, 3), 2, g(4), g(4)) | F.group_norm(g(0, 4, 3), 2) | F.group_norm(g(2, 0, 3), 2, g(0), g(0)) | F.layer_norm(g(0, 4), (4,), g(4), g(4))
+F.batch_norm(g(0, 3, 4), o(3), o(3), g(3), g(3)) | F.rms_norm(g(0, 4), (4,), g(4)) | F.conv2d(g(0, 2, 5, 5), g(3, 2, 2, 2), g(3)) | F.conv_transpose2d(g(0, 2, 5, 5), g(2, 3, 2, 2), g(3))
+F.mse_loss(g(0, 4), g(0, 4)) | F.huber_loss(g(0, 4), g(0, 4)) | F.smooth_l1_loss(g(0, 4), g(0, 4)) | F.l1_loss(g(0, 4), g(0, 4)) | F.binary_cross_entropy(g(0, 4), o(0, 4))
+F.cross_entropy(g(0, 4), t([]).long()) | F.nll_loss(g(0, 4, 2), t([]).long().view(0, 2)) | F.soft_margin_loss(g(0, 4), o(0, 4)) | F.kl_div(g(0, 4), o(0, 4), reduction="sum")
+g(2, 0) @ g(0, 4) | torch.baddbmm(g(2, 2, 4), g(2, 2, 0), g(2, 0, 4)) | F.scaled_dot_product_attention(g(0, 2, 3, 4), g(0, 2, 3, 4), g(0, 2, 3, 4))
+F.embedding_bag(t([[]]).long(), g(4, 3)) | g(3, 4).index_select(0, t([]).long()) | g(3, 4).index_add(0, t([]).long(), g(0, 4)) | F.grid_sample(g(0, 2, 4, 4), g(0, 3, 3, 2))
+g(0, 3).prod(0) | g(0, 3).cumprod(0) | g(0, 3).logsumexp(1) | g(0, 3).norm() | g(0, 3).var(1) | torch.cdist(g(2, 0), g(2, 0)) | torch.linalg.inv(g(0, 3, 3)) | g(0, 4).softmax(0)
+"""
 NUMBERS = """
 t([1]) + 2**63 | t([1]) * (2**64 - 1) | 2**63 - t([1]) | t([1]) // 2**63 | t([1]) / 2**63 | t([5]) & 2**63 | t([1]) < 2**63 | t([1]) == 2**63
 o(2) + 2**63 | o(2) / 2**63 | o(2) < 2**63 | o(2).half() * 2**63 | o(2).fill_(2**63) | t([1]).fill_(2**63) | t([1]).add_(2**63) | t([1]).char() + 2**63
@@ -51,16 +62,21 @@ def calls(text):
 
 
 def outcome(call, device):
-    """What the call gives: dtype, shape and values (values of random calls aside), or the error."""
+    """What the call gives and the gradients of its g's: dtype, shape, values (random ones aside); or the error."""
+    leaves: list = []
     names = {
         "torch": torch, "F": F, "math": math, "d": device, "t": lambda x: torch.tensor(x, device=device),
         "o": lambda *s: torch.ones(*s, device=device), "e": lambda *s: torch.empty(*s, device=device),
+        "g": lambda *s: leaves.append(torch.ones(*s, device=device, requires_grad=True)) or leaves[-1],
         "r": lambda *s: torch.arange(float(math.prod(s)), device=device).view(*s),
         "c": torch.tensor([1 + 2j, 3 - 1j], device=device),
     }  # fmt: skip
     try:
         out = eval(call, names)
-        outs = [o.cpu() for o in (out if isinstance(out, tuple) else (out,)) if o is not None]
+        outs = list(out) if isinstance(out, tuple) else [out]
+        if leaves:
+            outs = [out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)]
+        outs = [o.cpu() for o in outs if o is not None]
         return [(o.dtype, tuple(o.shape), o) for o in outs]
     except (RuntimeError, IndexError, OverflowError) as error:
         return error
@@ -87,6 +103,11 @@ def test_a_value_is_refused_or_taken_as_on_the_cpu(call):
 
 @pytest.mark.parametrize("call", calls(EMPTY))
 def test_nothing_gives_nothing_or_the_error_of_the_cpu(call):
+    agree(call)
+
+
+@pytest.mark.parametrize("call", calls(GRADIENTS))
+def test_gradients_of_nothing_are_those_of_the_cpu(call):
     agree(call)
 
 

@@ -127,7 +127,7 @@ def _shapes(record, metas, kmetas):
     except NotImplementedError:
         record.meta = False
         return None, None
-    except TypeError:  # a check of the meta kernel itself is wrong for an empty batch: the CPU's kernel tells the shapes
+    except (TypeError, ZeroDivisionError):  # a meta kernel may fail for an empty batch: the CPU's kernel tells the shapes
         if all(t.numel() for t in tensors_in([*metas, *kmetas.values()], [])):
             raise
         lift = functools.partial(torch.zeros_like, device="cpu")

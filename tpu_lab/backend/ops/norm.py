@@ -59,7 +59,7 @@ def layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, out
 
 @op(aten.native_group_norm, kind="reduce")
 def group_norm(x, weight, bias, N, C, HxW, group, eps):
-    shape, x = x.shape, wide(x).reshape(N, group, -1)
+    shape, x = x.shape, wide(x).reshape(N, group, C // group * HxW)
     mean, var = _moments(x, 2)
     rstd = lax.rsqrt(var + eps)
     y = ((x - mean) * rstd).reshape(N, C, HxW)
@@ -70,12 +70,12 @@ def group_norm(x, weight, bias, N, C, HxW, group, eps):
 
 @op(aten.native_group_norm_backward, kind="reduce")
 def group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
-    shape = x.shape
+    shape, groups = x.shape, (N, group, C // group * HxW)
     grad, x, mean, rstd = wide(grad).reshape(N, C, HxW), wide(x), wide(mean)[..., None], wide(rstd)[..., None]
-    xhat = (x.reshape(N, group, -1) - mean) * rstd
+    xhat = (x.reshape(groups) - mean) * rstd
     g = grad if weight is None else grad * wide(weight)[:, None]
     return (
-        _grad_x(g.reshape(N, group, -1), xhat, rstd, 2).reshape(shape) if output_mask[0] else None,
+        _grad_x(g.reshape(groups), xhat, rstd, 2).reshape(shape) if output_mask[0] else None,
         (grad * xhat.reshape(N, C, HxW)).sum((0, 2)) if output_mask[1] else None,
         grad.sum((0, 2)) if output_mask[2] else None,
     )

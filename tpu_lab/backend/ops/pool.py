@@ -141,10 +141,10 @@ def max_pool3d_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mo
 
 def _scatter_planes(values, indices, shape, n, add=True):
     """Planes of zeros of `shape` into which `values` are added (or written) at flat `indices`."""
-    planes, area = math.prod(shape[:-n]), math.prod(shape[-n:])
+    planes, area, many = (math.prod(s) for s in (shape[:-n], shape[-n:], indices.shape[-n:]))
     target = jnp.zeros((planes, area), values.dtype)
-    place = (jnp.arange(planes, dtype=jnp.int32)[:, None], indices.reshape(planes, -1).astype(jnp.int32))
-    values = values.reshape(planes, -1)
+    place = (jnp.arange(planes, dtype=jnp.int32)[:, None], indices.reshape(planes, many).astype(jnp.int32))
+    values = values.reshape(planes, many)
     return (target.at[place].add(values) if add else target.at[place].set(values)).reshape(shape)
 
 
