@@ -1,6 +1,8 @@
 """An index out of range never gives a guess: debug raises at the op, strict and fused where the host waits next."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -316,3 +318,12 @@ def test_a_thread_hears_of_its_index_also_when_another_ran_the_graph():
     thread.join()
     assert "index 8 is out of bounds" in answers[0] and isinstance(answers[1], list)  # once
     torch.tpu.synchronize()
+
+
+def test_a_program_that_ends_without_waiting_is_told(tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text('import torch, tpu_lab\nx = torch.ones(4, device="tpu")\ny = x[torch.tensor([1, 9]).to("tpu")]\n')
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0
+    assert "IndexError, found when the program ended, as nothing had waited: index 9 is out of bounds" in ran.stderr
+    assert f"{script}:3: y = x[" in ran.stderr and "Traceback" not in ran.stderr

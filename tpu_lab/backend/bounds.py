@@ -11,6 +11,8 @@ Other values that PyTorch refuses, a zero that integers are divided by, go the s
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 from collections import deque
 from typing import Any, NamedTuple
@@ -135,6 +137,16 @@ def look(wait: bool = False) -> None:
         kind = OutOfRange if "{}" in wrong[0][1].text else RuntimeError
         more = [_sentence(*w) for w in wrong[1:SAID]] + ([f"and {len(wrong) - SAID} more"] if len(wrong) > SAID else [])
         raise kind("\nalso: ".join([_sentence(*wrong[0]), *more]))
+
+
+@atexit.register
+def _at_the_end() -> None:
+    """A program that ends without having waited is told, too: too late to raise."""
+    try:
+        look(wait=True)
+    except (OutOfRange, RuntimeError) as error:
+        kind = "IndexError" if isinstance(error, IndexError) else "RuntimeError"
+        print(f"{kind}, found when the program ended, as nothing had waited: {error}", file=sys.stderr)
 
 
 def _sentence(value: int, check: Check) -> str:
