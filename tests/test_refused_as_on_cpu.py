@@ -35,6 +35,8 @@ F.interpolate(e(0, 3, 8, 8), scale_factor=2) | F.interpolate(e(0, 3, 8, 8), size
 F.max_pool2d(e(0, 3, 4, 4), 2) | F.adaptive_max_pool2d(e(0, 3, 4, 4), 2) | F.adaptive_avg_pool2d(e(1, 3, 0, 0), 2) | F.group_norm(e(0, 4, 2), 2)
 F.max_unpool2d(e(0, 1, 1, 1), t([]).long().view(0, 1, 1, 1), 2) | F.conv2d(e(1, 0, 4, 4), e(2, 0, 3, 3)) | F.conv2d(o(1, 2, 4, 4), e(0, 2, 3, 3))
 F.grid_sample(e(1, 3, 0, 8), e(1, 2, 2, 2)) | F.batch_norm(e(0, 3), o(3), o(3), training=True) | torch.linalg.solve(torch.eye(2, device=d), e(2, 0))
+torch.floor_divide(t([7, 8]), t([2, 3]), out=e(0).long()) | torch.div(t([7]), t([2]), rounding_mode="trunc", out=e(0).long())
+torch.fmod(t([7]), t([2]), out=e(0).long()) | torch.remainder(t([7]), t([0]), out=e(0).long()) | torch.linalg.inv(o(1, 1), out=e(0)) | e(0).long() // t([0])
 """
 GRADIENTS = """
 F.fractional_max_pool2d(g(0, 2, 6, 6), 2, 3) | F.fractional_max_pool3d(g(0, 2, 6, 6, 6), 2, 3) | F.max_pool2d(g(0, 2, 6, 6), 2) | F.max_pool3d(g(2, 0, 6, 6, 6), 2)

@@ -19,7 +19,7 @@ ABOUT_KIND = re.compile(
     "|out of (range|bounds)|complex|without overflow|dtypes match|slice size|supposed to be|not yet implemented"
 )
 NO_KERNEL = re.compile("not implemented for '(Bool|Complex)|does not support bool")  # half types are another matter: CPU kernels come late
-ABOUT_VALUES = re.compile("singular|MKL|distribution|rows of lengths|[Pp]ivots")  # of zeros that stand in; of MKL itself
+ABOUT_VALUES = re.compile("singular|MKL|distribution|rows of lengths|[Pp]ivots|ZeroDivision")  # of zeros that stand in; of MKL itself
 # No meta kernel checks their arguments as the CPU does: it is asked for each signature.
 ASKED = frozenset(
     "uniform uniform_ multinomial complex polar as_strided_scatter index_add index_add_ random random_ select_scatter slice_scatter "
