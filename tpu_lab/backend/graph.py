@@ -21,6 +21,7 @@ from tpu_lab.backend.storage import Pending
 
 SIZE_LIMIT = 4000  # ops; a longer graph is flushed
 LOOP_CHECK = 1000  # ops; from here on a graph is looked at for a loop that never reads a value
+MANY = 6  # tensors that a turn reads and no other: a layer's weights rather than a batch
 _HELD = 2  # references to a leaf that are ours in `_donated`: the list of leaves, getrefcount's argument
 
 
@@ -69,18 +70,23 @@ def period(ids: list[int]) -> int:
 
 
 def layers(nodes: list[Node], period: int) -> bool:
-    """Does what repeats read mostly other arrays each time? Layers have weights of their own, which their backward reads
-    once more; a loop has the same weights each time, and a batch that is new."""
-    earlier = {id(v) for node in nodes[: -2 * period] for v in node.inputs if v.__class__ is not int}
-    same = other = 0
-    for now, before in zip(nodes[-period:], nodes[-2 * period : -period], strict=True):
-        for a, b in zip(now.inputs, before.inputs, strict=True):
-            if a.__class__ is not int and b.__class__ is not int:
-                if a is b:
-                    same += 1
-                else:
-                    other += 1 + (id(a) in earlier)
-    return other > max(1, same)
+    """Is it the layers of a model that repeat, and no loop? Each layer reads weights of its own, as many as no batch has
+    tensors (MANY), or, in backward, in the reverse order. A loop reads the same ones each time, or has written them."""
+    first: dict[int, int] = {}  # leaf -> the node that first reads it
+    for n, node in enumerate(nodes):
+        for v in node.inputs:
+            if v.__class__ is not int:
+                first.setdefault(id(v), n)
+    last, before, third = nodes[-period:], nodes[-2 * period : -period], nodes[-3 * period : -2 * period]
+    same = sum(bool(node.sig.writes) for node in last)
+    other = back = 0
+    for nodes_of in zip(last, before, third, strict=True):
+        for a, b, c in zip(*[node.inputs for node in nodes_of], strict=True):
+            if int not in (a.__class__, b.__class__, c.__class__):
+                same += a is b
+                other += a is not b
+                back += first[id(a)] < first[id(b)] < first[id(c)]
+    return other > same and (other >= MANY or back > 0)
 
 
 class Graph:
