@@ -141,6 +141,23 @@ def lanczos():
         yield call(aten._upsample_lanczos2d_aa_backward.default, randn(2, 3, *size, dtype=dtype), *settings)
 
 
+@family(rtol=1e-4, atol=1e-5)
+def resizing_by_scales():
+    """Bytes, whose rounding is exact; sizes that a scale factor keeps (5 * 1.1) or doubles (5 * 2.1): some kernels copy then."""
+    linear, cubic = ("upsample_bilinear2d", "_upsample_bilinear2d_aa"), ("upsample_bicubic2d", "_upsample_bicubic2d_aa")
+    x, image = randn(1, 2, 5, 5), (randn(1, 3, 5, 5) * 1e4).to(torch.int64).to(torch.uint8)
+    for scales in ((1.1, 1.1), (1.1, 1.7), (2.1, 0.6)):
+        size = [math.floor(5 * s) for s in scales]
+        for name in (*linear, *cubic, "_upsample_lanczos2d_aa"):
+            yield call(getattr(aten, name).default, image, size, False, *scales)
+            yield call(getattr(aten, name).default, x, size, False, *scales)
+            yield call(getattr(aten, f"{name}_backward").default, randn(1, 2, *size), size, [1, 2, 5, 5], False, *scales)
+        for v in (x, image):
+            yield call(aten.upsample_nearest2d.default, v, size, *scales)
+        yield call(aten.upsample_nearest2d_backward.default, randn(1, 2, *size), size, [1, 2, 5, 5], *scales)
+        yield call(aten.upsample_nearest1d_backward.default, randn(1, 2, size[0]), size[:1], [1, 2, 5], scales[0])
+
+
 @family(rtol=2e-2, atol=1e-3)  # half types
 def segments():
     x = randn(10, 3)

@@ -2,8 +2,10 @@
 
 All are linear maps, separable by dimension: along each one output element is a weighted sum of a few input elements.
 Positions and weights are computed on the host in the precision of PyTorch's kernels (float32, or float64 for float64
-data) and are constants of the program. The forward gathers; the gradient is a product with the transposed matrix of
-weights, as a scatter of each element would be slow on every platform.
+data and bytes) and are constants of the program. The forward gathers; the gradient is a product with the transposed
+matrix of weights, as a scatter of each element would be slow on every platform.
+
+Where a dimension keeps its size although the user's scale factor is not 1, PyTorch's kernels differ: some copy it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ aten = torch.ops.aten
 
 def _real(x):
     """The numpy type of positions and weights for data x."""
-    return np.float64 if x.dtype == jnp.float64 else np.float32
+    return np.float64 if x.dtype in (jnp.float64, jnp.uint8) else np.float32
 
 
 def _scale(i, o, scale, align_corners, real):
@@ -38,6 +40,11 @@ def _nearest(i, o, scale, real, shift=0.0):
     step = _scale(i, o, scale, False, np.float32)
     at = np.floor((np.arange(o, dtype=np.float32) + np.float32(shift)) * step)
     return np.minimum(at.astype(np.int32), i - 1)[:, None], None
+
+
+def _nearest_of_sizes(i, o, scale, real):
+    """An equal or a doubled size counts, whatever the scale says."""
+    return _nearest(i, o, None if o in (i, 2 * i) else scale, real)
 
 
 def _nearest_exact(i, o, scale, real):
@@ -107,7 +114,7 @@ def _lanczos_antialiased(i, o, scale, align_corners, real):
 
 def _resized(x, rules):
     """Apply one rule for each of the last dimensions."""
-    y = wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+    y = wide(x)
     for axis, (place, weight) in enumerate(rules, x.ndim - len(rules)):
         i, (o, taps) = y.shape[axis], place.shape
         if weight is None and o % i == 0 and np.array_equal(place[:, 0], np.arange(o) // (o // i)):
@@ -116,7 +123,30 @@ def _resized(x, rules):
         shape = [-1 if a == axis else 1 for a in range(y.ndim)]
         parts = [jnp.take(y, place[:, t], axis, mode="clip") for t in range(taps)]
         y = parts[0] if weight is None else sum(p * weight[:, t].reshape(shape) for t, p in enumerate(parts))
-    return jnp.clip(jnp.round(y), 0, 255) if x.dtype == jnp.uint8 else y
+    return y
+
+
+def _whole(place, weight):
+    """(int32 weights, their binary places): as many places as keep the largest below 2 ** 15; taps at one position are one."""
+    first = (place[:, :, None] == place[:, None, :]).argmax(2)
+    once, places = np.zeros_like(weight), 0
+    np.add.at(once, (np.arange(len(place))[:, None], first), weight)
+    while places < 22 and int(once.max() * 2 ** (places + 1) + 0.5) < 1 << 15:
+        places += 1
+    return np.trunc(once * 2**places + np.copysign(0.5, once)).astype(np.int32), places
+
+
+def _resized_bytes(x, rules):
+    """Bytes are weighted by whole numbers, as by PyTorch's kernel: the last dimension first, each rounded to bytes."""
+    y = x.astype(jnp.int32)
+    for axis, (place, weight) in reversed(list(enumerate(rules, x.ndim - len(rules)))):
+        if y.shape[axis] == len(place):
+            continue  # PyTorch copies then, whatever the scale says
+        weight, places = _whole(place, weight)
+        shape = [-1 if a == axis else 1 for a in range(y.ndim)]
+        parts = [jnp.take(y, place[:, t], axis, mode="clip") * w.reshape(shape) for t, w in enumerate(weight.T)]
+        y = jnp.clip((sum(parts) + (1 << places - 1)) >> places, 0, 255)
+    return y
 
 
 def _transposed(grad, rules, input_size):
@@ -140,9 +170,14 @@ def _rules(rule, x, input_size, output_size, scales, *align_corners):
     return [rule(i, o, s, *align_corners, _real(x)) for i, o, s in sizes]
 
 
-@op(aten.upsample_nearest1d.default, aten.upsample_nearest2d.default, aten.upsample_nearest3d.default, kind="movement")
+@op(aten.upsample_nearest1d.default, aten.upsample_nearest3d.default, kind="movement")
 def nearest(x, output_size, *scales):
     return _resized(x, _rules(_nearest, x, x.shape, output_size, scales)).astype(x.dtype)
+
+
+@op(aten.upsample_nearest2d.default, kind="movement")
+def nearest2d(x, output_size, *scales):
+    return _resized(x, _rules(_nearest_of_sizes, x, x.shape, output_size, scales)).astype(x.dtype)
 
 
 @op(
@@ -152,7 +187,7 @@ def nearest(x, output_size, *scales):
     kind="movement",
 )
 def nearest_backward(grad, output_size, input_size, *scales):
-    return _transposed(grad, _rules(_nearest, grad, input_size, output_size, scales), input_size)
+    return _transposed(grad, _rules(_nearest_of_sizes, grad, input_size, output_size, scales), input_size)
 
 
 @op(
@@ -175,13 +210,24 @@ def nearest_exact_backward(grad, output_size, input_size, *scales):
     return _transposed(grad, _rules(_nearest_exact, grad, input_size, output_size, scales), input_size)
 
 
-def _weighted(rule, forwards, backwards):
-    """Register the ops that take `align_corners`."""
+def _copied(i, o, *_):
+    """A dimension that keeps its size."""
+    return np.arange(o, dtype=np.int32)[:, None], None
+
+
+def _weighted(rule, forwards, backwards, copies=False):
+    """Register the ops that take `align_corners`. copies: the forward copies a dimension of equal size, whatever the scale says."""
+
+    def chosen(i, o, *how):
+        return (_copied if copies and i == o else rule)(i, o, *how)
 
     def forward(x, output_size, align_corners, *scales):
-        return _resized(x, _rules(rule, x, x.shape, output_size, scales, align_corners))
+        resized = _resized_bytes if x.dtype == jnp.uint8 else _resized
+        return resized(x, _rules(chosen, x, x.shape, output_size, scales, align_corners))
 
     def backward(grad, output_size, input_size, align_corners, *scales):
+        if rule is _cubic and list(output_size) == list(input_size[2:]):
+            return grad  # PyTorch's kernel does not look at the scales then
         return _transposed(grad, _rules(rule, grad, input_size, output_size, scales, align_corners), input_size)
 
     op(*forwards, kind="reduce")(forward)
@@ -198,6 +244,6 @@ _weighted(
     ],
 )
 _weighted(_cubic, [aten.upsample_bicubic2d.default], [aten.upsample_bicubic2d_backward.default])
-_weighted(_linear_antialiased, [aten._upsample_bilinear2d_aa.default], [aten._upsample_bilinear2d_aa_backward.default])
-_weighted(_cubic_antialiased, [aten._upsample_bicubic2d_aa.default], [aten._upsample_bicubic2d_aa_backward.default])
-_weighted(_lanczos_antialiased, [aten._upsample_lanczos2d_aa.default], [aten._upsample_lanczos2d_aa_backward.default])
+_weighted(_linear_antialiased, [aten._upsample_bilinear2d_aa.default], [aten._upsample_bilinear2d_aa_backward.default], copies=True)
+_weighted(_cubic_antialiased, [aten._upsample_bicubic2d_aa.default], [aten._upsample_bicubic2d_aa_backward.default], copies=True)
+_weighted(_lanczos_antialiased, [aten._upsample_lanczos2d_aa.default], [aten._upsample_lanczos2d_aa_backward.default], copies=True)
