@@ -5,6 +5,7 @@ import torch
 import torch.distributions as D
 
 import tpu_lab  # noqa: F401
+from tpu_lab.backend import dispatch
 
 # An op of the device's own draws these; the others are made of them, some without a variance.
 DRAWN_HERE = {"Bernoulli", "Binomial", "Dirichlet", "Exponential", "Gamma", "Geometric", "Normal", "Poisson", "Uniform"}
@@ -83,3 +84,32 @@ def test_the_table_names_every_distribution():
     left_out = {"Distribution", "ExponentialFamily", "TransformedDistribution", "OneHotCategoricalStraightThrough"}
     every = {n for n in D.__all__ if isinstance(found := getattr(D, n), type) and issubclass(found, D.Distribution)}
     assert every - left_out == set(made("cpu"))
+
+
+OF_A_GENERATOR = {
+    "rand": lambda g: torch.rand(3, generator=g, device="tpu"),
+    "randn": lambda g: torch.randn(3, generator=g, device="tpu"),
+    "randint": lambda g: torch.randint(9, (3,), generator=g, device="tpu"),
+    "randperm": lambda g: torch.randperm(7, generator=g, device="tpu"),
+    "uniform_": lambda g: torch.empty(3, device="tpu").uniform_(generator=g),
+    "normal_": lambda g: torch.empty(3, device="tpu").normal_(generator=g),
+    "exponential_": lambda g: torch.empty(3, device="tpu").exponential_(generator=g),
+    "geometric_": lambda g: torch.empty(3, device="tpu").geometric_(0.3, generator=g),
+    "random_": lambda g: torch.empty(3, dtype=torch.long, device="tpu").random_(generator=g),
+    "random_ below": lambda g: torch.empty(3, dtype=torch.long, device="tpu").random_(90, generator=g),
+    "bernoulli": lambda g: torch.bernoulli(torch.full((5,), 0.5, device="tpu"), generator=g),
+    "multinomial": lambda g: torch.multinomial(torch.ones(5, device="tpu"), 2, generator=g),
+    "kaiming": lambda g: torch.nn.init.kaiming_uniform_(torch.empty(3, 4, device="tpu"), generator=g),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_GENERATOR)
+def test_a_generator_of_the_users_gives_the_same_again(name):
+    """Also at the first call, when the CPU is asked whether the arguments are right."""
+    dispatch.clear()  # no signature is known: as in a fresh process
+
+    def draw():
+        generator = torch.Generator().manual_seed(5)
+        return OF_A_GENERATOR[name](generator).tolist(), torch.rand(1, generator=generator).item()
+
+    assert draw() == draw()

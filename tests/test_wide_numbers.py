@@ -7,10 +7,11 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_training import MODELS, OPTIMIZERS
 
-import tpu_lab
-from tpu_lab.backend import executor, rehearsal
+import tpu_lab  # noqa: F401  the device
+from tpu_lab.backend import executor, rehearsal, state
 
 WIDE = re.compile(r" = .*tensor<(?!1xf64)(\d+x)+f64>")  # more than one element
 
@@ -57,12 +58,32 @@ def test_more_parameters_need_no_more_wide_numbers(make):
     assert 0 < wide(2) == wide(9)
 
 
-def test_the_keys_of_all_dropouts_are_made_at_once():
+@pytest.mark.parametrize("mode", ["fused", "compiled"])
+def test_the_keys_of_all_dropouts_are_made_at_once(mode):
     def rounds(n):
         x = torch.ones(4, 4).to("tpu")
-        (text,) = texts(lambda: [torch.nn.functional.dropout(x, 0.1) for _ in range(n)])
+        step = lambda x: [F.dropout(x, 0.1) for _ in range(n)]  # noqa: E731
+        run = torch.compile(step) if mode == "compiled" else step
+        with state.mode_scope("fused"):
+            (text,) = texts(lambda: run(x))
         main = text[text.index("@main") :]
         return main[: main.index("\n  }")].count("threefry")
 
-    with tpu_lab.backend.state.mode_scope("fused"):
-        assert rounds(2) == rounds(9) > 0
+    assert rounds(2) == rounds(9) > 0
+
+
+def test_masks_are_those_of_strict_mode():
+    x = torch.ones(64, device="tpu")
+
+    def masks(x):
+        return [F.dropout(x, 0.5), torch.rand_like(x), F.dropout(x, 0.2), torch.randn_like(x)]
+
+    found = {}
+    for mode in ("strict", "fused", "compiled"):
+        torch.manual_seed(3)
+        run = torch.compile(masks) if mode == "compiled" else masks
+        with state.mode_scope("fused" if mode == "fused" else "strict"):
+            found[mode] = [t.cpu() for t in run(x)] + [torch.rand(3, device="tpu").cpu()]
+    for mode in ("fused", "compiled"):
+        for here, there in zip(found[mode], found["strict"], strict=True):
+            torch.testing.assert_close(here, there)

@@ -289,9 +289,9 @@ class _Text:
 
 
 def _worth(first: dict[str, LaunchRecord]) -> dict[str, LaunchRecord]:
-    """Without the programs of a few scalars that surround a step, if there is a real one."""
-    big = {k: r for k, r in first.items() if r.flops or len(r.ops) > 8}
-    return big or first
+    """Without the programs of a few scalars that surround a step, if there is a real one: by its FLOPs, ops or bytes."""
+    most = max(r.bytes for r in first.values())
+    return {k: r for k, r in first.items() if r.flops or len(r.ops) > 8 or 10 * r.bytes >= most}
 
 
 def _inputs(program, goal: Target, mode: str) -> tuple[tuple[int, ...], str]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab.backend import bits, control, executor, fxgraph, host, lowering, state, storage  # noqa: F401  (control: cond)
+from tpu_lab.backend import bits, control, executor, fxgraph, host, lowering, rng, state, storage  # noqa: F401  (control: cond)
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import Window
 
@@ -50,7 +50,9 @@ def trace(module, on_cpu: list[bool], plan: Plan, recipe: Recipe, static: list, 
     static: the arguments that are no tensors, None for the others. on_cpu: which results belong on the CPU.
     """
     cells = [Cell(array, plan.windows[i].base) for i, array in zip(plan.first, arrays, strict=True)]
-    context = state.Tracing(seed[0], seed[1])
+    draws = fxgraph.draws(module)
+    keys = rng.keys(jnp.stack([jnp.broadcast_to(seed[0], draws), seed[1] + jnp.arange(draws)], 1)) if draws else ()
+    context = state.Tracing(seed[0], seed[1], [*keys])
     below = torch._C._AutoDispatchBelowAutograd
     with _disable_current_modes(), state.tracing(context), torch.no_grad(), below():
         storages: dict[int, object] = {}

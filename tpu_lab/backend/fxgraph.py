@@ -272,6 +272,11 @@ def written(module: torch.fx.GraphModule) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def draws(module: torch.fx.GraphModule) -> int:
+    """How many of its ops draw random numbers; those inside branches and loops are not counted."""
+    return sum(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in module.graph.nodes)
+
+
 def take_exchanges(module: torch.fx.GraphModule) -> tuple[int, ...]:
     """Make each `set_` of an argument (the user's `x.data = y`) one more result: its new tensor. The arguments' positions.
 

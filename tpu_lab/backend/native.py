@@ -63,6 +63,8 @@ def _call(record, args, kwargs):
             return made[id(value)]
         if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
             return [stand_in(v) for v in value]
+        if isinstance(value, torch.Generator):  # asking must not draw from the user's
+            return value.clone_state()
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     with _disable_current_modes(), torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng(devices=()):

@@ -69,17 +69,20 @@ def alone(what: str):
 
 
 class Tracing:
-    """The random state of a program being traced: seed and counter are its runtime inputs (int64 tracers)."""
+    """The random state of a program being traced: seed and counter are its runtime inputs (int64 tracers).
 
-    def __init__(self, seed, counter):
-        self.seed, self.counter, self.used = seed, counter, 0
+    keys: of its first random ops, made at once.
+    """
+
+    def __init__(self, seed, counter, keys=()):
+        self.seed, self.counter, self.used, self.keys = seed, counter, 0, keys
         self.node = 0  # of the FX graph being traced: the index of its op
         self.checks: list = []  # (node, signature, its bounds' output): indices that must lie in range
 
     def next(self):
-        """(seed, counter) of the next random op."""
-        self.used += 1
-        return self.seed, self.counter + (self.used - 1)
+        """The key of the next random op, or the (seed, counter) that make it: see rng.of."""
+        n, self.used = self.used, self.used + 1
+        return (self.keys[n],) if n < len(self.keys) else (self.seed, self.counter + n)
 
     def check(self, sig, values) -> None:
         """An op with indices was traced."""

@@ -167,7 +167,7 @@ def _title(m: Metrics, groups: tuple[Group, ...], right: tuple[Group, ...]) -> t
     saved, unfused = sum(g.saved for g in own), sum(g.unfused for g in own)
     ops, stepping = len(m.ops_in(m.span)) or ran, sum(g.phase == "optimizer" for g in own)
     made = f"{number.plural(ops, 'op')} run as {number.plural(len(own), 'group')}"
-    if len(own) > ops and stepping:  # one op of an optimizer works on every weight
+    if len(own) > ops and 0 < stepping < len(own):  # one op of an optimizer works on every weight
         made += f", {number.count(stepping)} of them the optimizer's"
     if not saved:
         return f"{made}; no bytes were saved", f"{number.plural(len(own), 'group')}, no bytes saved"
