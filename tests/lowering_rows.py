@@ -302,6 +302,19 @@ def factorisations():
                 yield call(aten.linalg_lstsq.default, matrix(*shape), matrix(*b, seed=5), None, driver=driver)
 
 
+@family(rtol=1e-3, atol=1e-4)  # pivots and info are equal; the float32 values went through as many steps as there are columns
+def indefinite():
+    """Pivots alone and in pairs: a zero diagonal wants pairs, zeros have no pivot."""
+    for dtype, hermitian in ((F64, False), (torch.complex64, False), (torch.complex64, True)):
+        whole = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        paired = whole - torch.diag_embed(torch.diagonal(whole, dim1=1, dim2=2))
+        for a in (whole, paired, 0 * whole, whole[:, :0, :0], whole[:0]):
+            yield call(aten.linalg_ldl_factor_ex.default, a, hermitian=hermitian)
+        ld, pivots, _ = torch.linalg.ldl_factor_ex(paired, hermitian=hermitian)
+        yield call(aten.linalg_ldl_solve.default, ld, pivots, whole[:, :, :3].clone(), hermitian=hermitian)
+        yield call(aten.linalg_ldl_solve.default, ld[0], pivots[0], whole[:, :, :3].clone(), hermitian=hermitian)
+
+
 @family(rtol=1e-3, atol=1e-4)
 def attention():
     for dtype in (F32, F64):
