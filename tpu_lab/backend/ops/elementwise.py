@@ -73,9 +73,10 @@ def div(a, b):
 
 
 def _divisor(a, b, *_, **__):
-    """An integer divided by a tensor of integers: no zeros. (A number is looked at before: refusals.py.)"""
+    """An integer divided by a tensor of integers: no zeros, if there is anything to divide. (A number is looked at before:
+    refusals.py.)"""
     whole = all(isinstance(v, jax.Array) and v.dtype.kind in "iu" for v in (a, b))
-    return [never(b == 0, "ZeroDivisionError")] if whole else []
+    return [never(b == 0, "ZeroDivisionError")] if whole and 0 not in jnp.broadcast_shapes(a.shape, b.shape) else []
 
 
 def _divisor_rounded(a, b, rounding_mode=None, **__):
