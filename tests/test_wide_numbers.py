@@ -1,4 +1,4 @@
-"""A TPU emulates float64 with some 1,700 instructions for a power and some 20 for a product: none where nobody asked for it.
+"""A TPU emulates float64, hundreds of instructions for a power: none where nobody asked for it.
 
 Hyperparameters reach a program as float64 scalars; a lowering that forgets to narrow one makes whole tensors wide.
 """

@@ -205,7 +205,7 @@ def float32(m: Metrics) -> Finding | None:
 
 def float64(m: Metrics) -> Finding | None:
     """Ops on float64 tensors take a tenth of the device time or more. No TPU has a unit for them: XLA:TPU makes each of
-    many float32 instructions (some 20 for a product, 1,700 for a power)."""
+    many float32 instructions."""
     ops, times = m.trace.ops, m.ops_time
     found = [i for i in m.step_ops.tolist() if any(_wide(a) for a in (*ops[i].inputs, *ops[i].outputs))]
     spent = sum(float(times[i]) for i in found) / m.n

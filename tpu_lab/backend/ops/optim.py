@@ -45,7 +45,7 @@ def _counts(steps, dtype):
 
 def _correction(beta, counts):
     """1 - beta ** counts, to the last digits also in float32. PyTorch's kernels take powers in float64 for that, but a
-    TPU emulates float64: some 1,700 instructions for each power."""
+    TPU emulates float64: a power takes hundreds of instructions."""
     return -jnp.expm1(counts * jnp.log1p((beta - 1).astype(counts.dtype)))
 
 
