@@ -63,6 +63,13 @@ def test_other_work_is_told_first():
     assert d.title.startswith("Fused instead of strict: work 0.13 → 15.2\u00a0GFLOP, step ")
 
 
+def test_more_bytes_and_nothing_else_are_told():
+    before, after = traces.mingpt(), traces.mingpt()
+    after.launches[:] = [replace(r, bytes=2 * r.bytes) for r in after.launches]
+    d = compare(Metrics(before, PEAK, 1e9), Metrics(after, PEAK, 1e9))
+    assert re.fullmatch("Bytes in and out [0-9.]+ → [0-9.]+\u00a0.iB, time the same within noise, ± [0-9.]+%", d.title)
+
+
 def test_the_same_work_has_no_difference_above_noise():
     d = compare(*PAIRS["same"]())
     assert re.fullmatch("No difference above noise, ± [0-9.]+%", d.title)

@@ -3,6 +3,7 @@
 import functools
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,17 @@ def test_html_is_safe_small_and_the_same_twice():
     assert drawn.html == modes.draw(everything()).html and len(drawn.html) < 300_000
     assert "<script" not in drawn.html and "<img" not in drawn.html and not re.search(r"https?:|url\(", drawn.html)
     assert len(drawn.title) <= 85 and not drawn.title.endswith(".")
+
+
+def test_a_native_cpu_that_is_far_slower_does_not_squeeze_the_lanes():
+    def slower(factor):
+        return replace(everything(), native=Run("native CPU", None, (4.0,) * 6, times=(int(129e6 * factor),) * 3))
+
+    assert modes.axis(slower(2.9)) > 2.9 * 129e6 and "\u250a native CPU" in modes.draw(slower(2.9)).text()
+    far = modes.draw(slower(12.0))
+    assert modes.axis(slower(12.0)) == modes.axis(slower(0.5)), "as long as the modes need"
+    assert "native CPU 1.55\u00a0s, beyond this axis" in far.html and '<i class="native"' not in far.html
+    assert "\u250a" not in far.text() and re.search("1[12][.][0-9]\u00d7", far.text()), "three digits"
 
 
 def test_every_launch_has_its_tick_and_paints_keep_their_length():

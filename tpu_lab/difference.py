@@ -234,7 +234,7 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
     elif q["ops"].changed:
         clauses.append(_became(q["ops"], "op", "ops"))
     elif q["bytes in and out"].changed:
-        clauses.append(f"bytes {arrow(q['bytes'])}")
+        clauses.append(f"bytes in and out {arrow(q['bytes in and out'])}")
     assert time.spread is not None
     limit = noise(*time.spread)
     if time.changed:

@@ -12,6 +12,7 @@ from tpu_lab.viz import frame, mode_lanes, number
 from tpu_lab.viz.mode_runs import Compared, Run, agreement, count, title, what
 from tpu_lab.viz.view import View, template
 
+FAR = 3  # times the longest mode: what takes longer is not drawn on its axis
 SHORT = {
     "debug": "launch each op and wait",
     "strict": "launch each op",
@@ -98,7 +99,7 @@ class Model:
     meta: tuple
     bands: tuple[Band, ...]
     marks: tuple[tuple[str, str], ...]  # (percent, label) of the axis
-    native: tuple[str, str, str] | None  # (percent, label, where it hangs)
+    native: tuple[str, str, str, bool] | None  # (percent, label, where it hangs, whether the axis reaches it)
     lines: tuple[Line, ...]
     units: tuple[str, str]
     legend: tuple[str, ...]
@@ -124,11 +125,20 @@ def draw(c: Compared) -> View:
 
 def axis(c: Compared) -> float:
     """The length of the time axis in ns: the longest step and a little more."""
-    return 1.07 * max([typical(r.metrics).ns for r in c.ran if r.metrics] + list(_native_ns(c)))
+    return 1.07 * max([_longest(c), *(ns for ns in _native_ns(c) if not _beyond(c, ns))])
+
+
+def _longest(c: Compared) -> float:
+    return max(typical(r.metrics).ns for r in c.ran if r.metrics)
 
 
 def _native_ns(c: Compared) -> tuple[float, ...]:
     return (c.native.spread.median,) if c.native is not None and c.native.times else ()
+
+
+def _beyond(c: Compared, ns: float) -> bool:
+    """Native PyTorch so slow (its threads wait for ours on a busy machine) that on its axis nobody would see the modes."""
+    return ns > FAR * _longest(c)
 
 
 def _model(c: Compared, table) -> Model:
@@ -142,8 +152,9 @@ def _model(c: Compared, table) -> Model:
     marks = mode_lanes.nice(length / factor)
     native = None
     for ns in _native_ns(c):
-        share = ns / length
-        native = (f"{100 * share:.2f}", f"native CPU {number.time(ns)}", "left" if share > 0.85 else "right" if share < 0.12 else "")
+        share, beyond = min(1.0, ns / length), _beyond(c, ns)
+        said = f"native CPU {number.time(ns)}" + (", beyond this axis" if beyond else "")
+        native = (f"{100 * share:.2f}", said, "left" if share > 0.85 else "right" if share < 0.12 else "", not beyond)
     bands = tuple(_band(r, length) for r in c.runs)
     paints = {p for b in bands if b.lanes for lane in (b.lanes.host, b.lanes.device) for p in _paints(lane)}
     size = number.size_unit(float(table.live_bytes.max()) if table.live_bytes.notna().any() else 1.0)
@@ -191,7 +202,7 @@ def _line(r, unit: str, factor: float, size: float) -> Line:
     live = number.sig(int(r.live_bytes) / size) if _known(r.live_bytes) else number.NONE
     return Line(
         r.mode, number.sig(ns / factor if known else None), around,
-        number.NONE if not math.isfinite(r.against_fused) else f"{r.against_fused:.2f}\u00d7", whole(r.launches), whole(r.programs),
+        number.NONE if not math.isfinite(r.against_fused) else f"{number.sig(r.against_fused)}\u00d7", whole(r.launches), whole(r.programs),
         number.sig(r.compile_s if math.isfinite(r.compile_s) else None), number.sig(100 * r.mfu if math.isfinite(r.mfu) else None),
         live, r.what, r.mode == "fused",
     )  # fmt: skip
@@ -214,7 +225,7 @@ def _text(c: Compared, v: Model) -> list:
         return [*out, [], *([line] for line in textwrap.wrap(v.hint, 98))]
     out.append([])
     length = axis(c)
-    mark = [min(WIDTH - 1, int(WIDTH * ns / length)) for ns in _native_ns(c)]
+    mark = [min(WIDTH - 1, int(WIDTH * ns / length)) for ns in _native_ns(c) if not _beyond(c, ns)]
     for r, band in zip(c.runs, v.bands, strict=True):
         figures = f"{' '.join(band.time):>9}"
         if band.lanes is None or r.metrics is None:
