@@ -1,6 +1,7 @@
 """Every view of every stored fixture, whatever views there are: safe, well-formed, equal each time, legible."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,15 @@ def test_user_text_is_text_and_nothing_explains_itself(profiles, fixture):
         if fixture == "empty" and name != "marked":
             assert "No op ran on 'tpu'" in view.text() and '.to("tpu")' in view.text(), name
             assert not len(view.rows) or name == "summary"
+
+
+@pytest.mark.parametrize("names", ["layer{}", "{}", "2.{}", "conv2d_1.b{}", "block.x{}.0"])
+def test_modules_may_have_any_name(names):
+    """Most people write self.fc1 and self.fc2: names that end in a number, and are no row of equal modules."""
+    trace = traces.mingpt(2, layers=2)
+    trace.ops[:] = [replace(o, module=re.sub(r"^h\.(\d)", lambda m: names.format(m[1]), o.module)) for o in trace.ops]
+    for view in views(Profile(trace, peak_flops=182e9)).values():
+        assert view.html and view.text() and len(view.title) <= 85
 
 
 @pytest.mark.parametrize("name", VIEWS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tpu_lab import ends, hlo, letters, parts
 from tpu_lab.costs import BALANCE
-from tpu_lab.place import op_name
+from tpu_lab.place import numbered, op_name
 from tpu_lab.trace import LaunchRecord, OpRecord
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def modules_alike(made: Sequence[Group]) -> tuple[str, int]:
     """The repeated module with the most groups and how many there are alike: ("h.0", 6); ("", 0) without one."""
     blocks: dict[str, dict[str, int]] = {}
     for g in made:
-        if g.block and g.block[-1:].isdigit():
+        if numbered(g.block):
             seen = blocks.setdefault(g.block.rpartition(".")[0], {})
             seen[g.block] = seen.get(g.block, 0) + 1
     repeated = {stem: seen for stem, seen in blocks.items() if len(seen) > 1}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tpu_lab.place import block, stem
+from tpu_lab.place import block, numbered, stem
 from tpu_lab.trace import OpRecord
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def spell(number: int, phase: str) -> str:
 def block_of(records: Sequence[OpRecord]) -> str:
     """The repeated module that most ops of a group's latest phase sit in, the later one when two have as many."""
     names = [block(r.module) for r in records if r.module and r.phase == records[-1].phase]
-    names = [n for n in names if n[-1:].isdigit()]
+    names = [n for n in names if numbered(n)]
     return max(names, key=lambda n: (names.count(n), names.index(n))) if names else ""
 
 

@@ -40,6 +40,11 @@ def block(module: str) -> str:
     return parts[0]
 
 
+def numbered(module: str) -> bool:
+    """Is it one of a row of modules, as `h.0` is? `fc1` is not: its digit belongs to a name that somebody gave."""
+    return module.rpartition(".")[2].isdigit()
+
+
 @functools.lru_cache(8192)
 def stem(module: str) -> str:
     """What repeated modules have in common: `h.3.mlp` -> `h.*.mlp`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tpu_lab.costs import BALANCE
 from tpu_lab.fusions import Group
-from tpu_lab.place import place, short_file
+from tpu_lab.place import numbered, place, short_file
 from tpu_lab.trace import OpRecord
 from tpu_lab.viz import number, theme
 
@@ -108,7 +108,7 @@ def listings(sides: Sequence[Sequence[Group]], records: Mapping[int, OpRecord], 
 
 
 def _alike(block: str, first: str) -> bool:
-    return block[-1:].isdigit() and block.rpartition(".")[0] == first.rpartition(".")[0]
+    return numbered(block) and block.rpartition(".")[0] == first.rpartition(".")[0]
 
 
 def _spread(g: Group, records: Mapping[int, OpRecord]) -> dict[tuple[str, int, bool], float]:

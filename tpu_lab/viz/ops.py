@@ -10,7 +10,7 @@ import numpy as np
 
 from tpu_lab import fusions
 from tpu_lab.metrics import Metrics
-from tpu_lab.place import block, op_name, place, short_file
+from tpu_lab.place import block, numbered, op_name, place, short_file
 from tpu_lab.viz import frame, number, theme
 from tpu_lab.viz.view import INLINE_ROWS, View, template
 
@@ -292,7 +292,7 @@ def _names(records, gap) -> str:
     runs: list[list[str]] = []
     for name in blocks:
         last = runs[-1][-1] if runs else ""
-        if last and name[-1:].isdigit() and last[-1:].isdigit() and name.rsplit(".", 1)[0] == last.rsplit(".", 1)[0]:
+        if numbered(name) and numbered(last) and name.rsplit(".", 1)[0] == last.rsplit(".", 1)[0]:
             runs[-1].append(name)
         else:
             runs.append([name])
