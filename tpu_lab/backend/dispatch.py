@@ -320,6 +320,17 @@ def _resized(record, sig, args, kwargs):
     return call(record, args, kwargs)
 
 
+def renew(packet) -> None:
+    """Work out anew what is known of an op and forget its programs: it has another lowering. In place, as torch's kernels hold
+    the records."""
+    with state.lock:
+        known = [r for overload, r in _records.items() if overload.overloadpacket is packet]
+        if known:
+            clear()
+        for record in known:
+            record.__init__(record.overload)
+
+
 def clear() -> None:
     """Forget all signatures."""
     _signatures.clear()

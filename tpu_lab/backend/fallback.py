@@ -6,7 +6,9 @@ turns it into an error that names the user's line.
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import time
 import warnings
 
@@ -16,6 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tpu_lab import trace
 from tpu_lab.backend import executor, host, overlap, recorder, signature, state, storage, where
 
+HALVES = frozenset({torch.float16, torch.bfloat16})
+LACKS_HALF = re.compile("not implemented for '(Half|BFloat16)'")  # what the dispatch macros of C++ kernels say
 policy = os.environ.get("TPU_LAB_FALLBACK", "warn")  # "warn" | "error"
 _warned: set[str] = set()
 
@@ -63,13 +67,15 @@ def run(record, args, kwargs, reason: str):
         start = time.perf_counter_ns()
         with executor.waiting(reason), _disable_current_modes(), torch.no_grad():
             moved: dict[int, torch.Tensor] = {}
+            wide = False  # halves as float32
 
             def to_cpu(value):
                 if isinstance(value, torch.Tensor):
                     if value.device.type != "tpu":
                         return value
                     if id(value) not in moved:  # a clone: a numpy array's memory cannot be resized, `out=` may have to be
-                        moved[id(value)] = host.to_cpu(value).clone(memory_format=torch.preserve_format)
+                        dtype = torch.float32 if wide and value.dtype in HALVES else value.dtype
+                        moved[id(value)] = host.to_cpu(value).to(dtype, copy=True)
                     return moved[id(value)]
                 if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
                     return [to_cpu(v) for v in value]
@@ -77,8 +83,15 @@ def run(record, args, kwargs, reason: str):
                     return torch.device("cpu")
                 return value
 
-            cargs, ckwargs = [to_cpu(a) for a in args], {k: to_cpu(v) for k, v in kwargs.items()}
-            result = record.overload(*cargs, **ckwargs)
+            try:
+                result = record.overload(*map(to_cpu, args), **{k: to_cpu(v) for k, v in kwargs.items()})
+            except RuntimeError as error:
+                narrow = None if record.schema.name.startswith("aten::") else _halves(args, kwargs, error)
+                if narrow is None:
+                    raise
+                wide = True
+                moved.clear()
+                result = record.overload(*map(to_cpu, args), **{k: to_cpu(v) for k, v in kwargs.items()})
             given = dict(zip(record.names, args, strict=False)) | kwargs
             _refuse_overlap(record, args, kwargs, given)
             for name in record.written:
@@ -86,12 +99,14 @@ def run(record, args, kwargs, reason: str):
                     back = moved[id(tensor)]
                     if back.shape != tensor.shape:
                         torch.ops.aten.resize_(tensor, back.shape)
-                    host.write(tensor, back)
+                    host.write(tensor, back.to(tensor.dtype))
             back_to = {id(c): t for t in signature.tensors_in([*args, *kwargs.values()], []) if (c := moved.get(id(t))) is not None}
 
             def to_tpu(value):
                 if isinstance(value, torch.Tensor):
-                    return back_to[id(value)] if id(value) in back_to else host.to_tpu(value)
+                    if id(value) in back_to:
+                        return back_to[id(value)]
+                    return host.to_tpu(value.to(narrow) if wide and value.dtype is torch.float32 else value)
                 return type(value)(to_tpu(v) for v in value) if isinstance(value, (list, tuple)) else value
 
             out = to_tpu(result)
@@ -103,6 +118,19 @@ def run(record, args, kwargs, reason: str):
                 fallback=reason == "unsupported",
             )  # fmt: skip
         return out
+
+
+def _halves(args, kwargs, error) -> torch.dtype | None:
+    """Has the CPU kernel of another library no halves, or a mixture of them under autocast? Then the dtype that a float32
+    result of float32 operands is rounded to, else None.
+
+    PyTorch's CPU kernels say which dtypes an ATen op has. A library writes its own for float32 and float64, halves being for
+    its GPU's.
+    """
+    found = {t.dtype for t in signature.tensors_in([*args, *kwargs.values()], []) if t.is_floating_point()}
+    if not found & HALVES or not (LACKS_HALF.search(str(error)) or torch.is_autocast_enabled("tpu")):
+        return None
+    return functools.reduce(torch.promote_types, found)
 
 
 def _refuse_overlap(record, args, kwargs, given) -> None:

@@ -6,6 +6,7 @@ lost. What is registered nowhere comes to `catch_all`: PyTorch's decomposition i
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
@@ -345,6 +346,18 @@ def register() -> None:
     everything = torch.library.Library("_", "IMPL")
     _libraries.append(everything)
     everything.fallback(catch_all, "PrivateUse1")
+    registry.late.append(serve)
+
+
+def serve(overload) -> None:
+    """An overload of any library has got a lowering: it counts from now on, also where the library's kernel is for every device
+    (`torch.library.custom_op`) and would go first."""
+    dispatch.renew(overload.overloadpacket)
+    at = [k for k in ("PrivateUse1", "CompositeExplicitAutograd") if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), k)]
+    if at == ["CompositeExplicitAutograd"]:
+        library = torch.library.Library(overload.namespace, "IMPL")
+        library.impl(overload, functools.partial(catch_all, overload), "PrivateUse1")
+        _libraries.append(library)
 
 
 def _lazy_bits(overload) -> bool:

@@ -63,6 +63,7 @@ class Lowering:
 
 _table: dict[torch._ops.OpOverload, Lowering] = {}
 _explicit: set[torch._ops.OpOverload] = set()  # registered by overload: beats registration by packet
+late: list[Callable] = []  # called with each overload that gets a lowering when the device is there: kernels.py serves it
 
 
 def op(*targets, **options):
@@ -70,6 +71,7 @@ def op(*targets, **options):
 
     A packet stands for all its overloads that write nothing, and, if it has no such overload
     (`_fused_adamw_`), for those that do: then fn returns the new values of the written arguments, in schema order.
+    Ops of other libraries are lowered in the same way (`@op(torch.ops.torchvision.roi_align)`), at any time.
     """
     assert options.get("kind", "elementwise") in KINDS, options
 
@@ -77,14 +79,19 @@ def op(*targets, **options):
         lowering = Lowering(fn, **options)
         for target in targets:
             if isinstance(target, torch._ops.OpOverload):
-                _table[target] = lowering
                 _explicit.add(target)
+                serve(target, lowering)
                 continue
             overloads = [o for o in (getattr(target, name) for name in target.overloads()) if of_tensors(o)]
             for overload in [o for o in overloads if not writes(o)] or overloads:
                 if overload not in _explicit:
-                    _table[overload] = lowering
+                    serve(overload, lowering)
         return fn
+
+    def serve(overload, lowering):
+        _table[overload] = lowering
+        for tell in late:
+            tell(overload)
 
     return register
 

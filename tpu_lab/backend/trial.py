@@ -19,7 +19,6 @@ def lowered(target, fn: Callable, **options):
         table, explicit = dict(registry._table), set(registry._explicit)
         registry._explicit -= {o for o in explicit if o.overloadpacket is target}  # a packet stands for them all here
         registry.op(target, **options)(fn)
-        _forget(target)
     try:
         yield
     finally:
@@ -31,13 +30,4 @@ def lowered(target, fn: Callable, **options):
                 registry._table.update(table)
                 registry._explicit.clear()
                 registry._explicit.update(explicit)
-                _forget(target)
-
-
-def _forget(target) -> None:
-    """What is known of the op and its programs is worked out anew, in place: torch's kernels hold the records."""
-    packet = getattr(target, "overloadpacket", target)
-    for overload, record in dispatch._records.items():
-        if overload.overloadpacket is packet:
-            record.__init__(overload)
-    dispatch.clear()
+                dispatch.renew(getattr(target, "overloadpacket", target))
