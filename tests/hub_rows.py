@@ -100,7 +100,7 @@ class Row:
     backbone: tuple[str, dict[str, Any]] | None = None
     host: frozenset[str] = frozenset()
     training: bool = False
-    tolerance: float = 1e-4
+    tolerance: float = 2e-5
 
 
 WRITERS = [  # decoders: each word sees those before it

@@ -56,6 +56,27 @@ def test_a_wrong_gradient_is_told():
     assert len(hub_models.differences(row, wrong, right)) == 3
 
 
+@pytest.mark.parametrize(
+    ("device", "cpu", "right"),
+    [(4e-4, 1e-4, True), (1e-5, 0.0, True), (5e-4, 1e-4, False), (1e-4, 0.0, False), (0.04, 0.02, False)],
+)
+def test_where_float32_is_not_exact_the_device_may_be_a_few_times_as_far_off_as_the_cpu(device, cpu, right):
+    """Errors of the two, in parts of the largest number. One of 2 % is no rounding: the truth made another choice."""
+    truth = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    sides = (truth * (1 - device)).float(), (truth * (1 + cpu)).float(), truth
+    got, want, exact = (([side], {"weight": side}) for side in sides)
+    assert (hub_models.differences(hub_rows.named("resnet"), got, want, lambda row: exact) == []) == right
+
+
+def test_the_truth_is_the_same_model_in_float64():
+    row = hub_rows.named("resnet")
+    model, right = hub_models.build(row), hub_models.exact(row)
+    assert {t.dtype for t in [*right[0], *right[1].values()]} == {torch.float64}
+    rounded = [t.float() for t in right[0]], {name: t.float() for name, t in right[1].items()}
+    assert hub_models.differences(row, hub_models.run(model, model, row.inputs(), "cpu"), rounded) == []
+    assert hub_models.exact(hub_rows.named("mixtral")) is None  # its grouped products have no float64 kernel
+
+
 def test_the_groups_of_a_mixture_are_no_part_of_its_program():
     """Another routing is another value of the same program: nothing is compiled, and nothing is read to cut groups out."""
     a, b = torch.randn(24, 16).to("tpu"), torch.randn(3, 16, 8).to("tpu")
