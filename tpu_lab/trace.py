@@ -53,7 +53,7 @@ class OpRecord:
     flops: int  # model convention: one multiply-add = 2; 0 for what a program left out, as nobody held its result
     bytes: int  # logical bytes read and written; 0 for such an op, too
     time_ns: int  # host clock (perf_counter_ns) when it was called
-    record_ns: int  # what recording it cost
+    record_ns: int  # what recording it cost, measured at every 64th op
     fallback: bool = False  # ran on the CPU, as no lowering exists
     host_ns: int = 0  # host time of the whole call, recording included; 0 if not measured
     recomputed: bool = False  # a forward op that runs again within backward (torch.utils.checkpoint)

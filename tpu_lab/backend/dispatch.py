@@ -6,7 +6,7 @@ static arguments), finds the interned signature, hands the cells to the executor
 
 from __future__ import annotations
 
-import time
+from time import perf_counter_ns as _now
 
 import torch
 
@@ -26,6 +26,7 @@ from tpu_lab.backend import (
     state,
     storage,
 )
+from tpu_lab.backend.recorder import RETURNED
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import window
 
@@ -133,7 +134,7 @@ def collect(args, kinds, key: list, cells: list, floats: list, ints: list) -> No
 def call(record: Record, args, kwargs):
     """Run one ATen call. Tensors must be on "tpu" (see `prepare`)."""
     with state.lock:
-        start = time.perf_counter_ns() if trace.active is not None else 0
+        start = _now() if trace.active is not None else 0
         key: list = [record]
         cells: list[Cell] = []
         floats: list[float] = []
@@ -166,12 +167,12 @@ def call(record: Record, args, kwargs):
             f = sig.plain
             note = recorder.begin(sig, start) if start else None
             try:
-                value = executor.run(sig, cells, tuple(floats), tuple(ints))[0]
+                value = executor.run(sig, cells, tuple(floats), tuple(ints), note)[0]
             except OF_SHAPES as found:
                 raise native.error(record, args, kwargs) or found from None
             out = storage.make(value, f.base, f.size, f.stride, f.dtype)
             if note is not None:
-                recorder.end(note)
+                note[RETURNED] = _now()
             return out
         if sig.resize:
             return _resized(record, sig, args, kwargs)
@@ -189,7 +190,7 @@ def call(record: Record, args, kwargs):
         else:
             note = recorder.begin(sig, start) if start else None
             try:
-                out = executor.run(sig, cells, tuple(floats), tuple(ints))
+                out = executor.run(sig, cells, tuple(floats), tuple(ints), note)
             except OF_SHAPES as found:
                 raise native.error(record, args, kwargs) or found from None
         return deliver(sig, args, kwargs, cells, out, note)
@@ -207,7 +208,7 @@ def deliver(sig, args, kwargs, cells, out, note=None):
     ]  # fmt: skip
     result = [_one(r, tensors, sig, args, kwargs) for r in sig.result]
     if note is not None:
-        recorder.end(note)
+        note[RETURNED] = _now()
     if not result:
         return None
     return result[0] if len(result) == 1 else tuple(result)

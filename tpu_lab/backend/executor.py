@@ -57,8 +57,11 @@ def traced(cell):
     return resolve(cell) if value is None or value.__class__ is Pending else value
 
 
-def run(sig, cells, floats: tuple, ints: tuple) -> list:
-    """Run or record one op over the cells' values. Returns the new values: fresh outputs, then written bases."""
+def run(sig, cells, floats: tuple, ints: tuple, note: list | None = None) -> list:
+    """Run or record one op over the cells' values. Returns the new values: fresh outputs, then written bases.
+
+    note: what recorder.begin gave, while a profile is active.
+    """
     mode = state.mode()
     if mode is _FUSED:
         if len(graph.nodes) >= graph.flush_at:
@@ -66,8 +69,8 @@ def run(sig, cells, floats: tuple, ints: tuple) -> list:
             if reason is not None:
                 flush(reason)
         checks = () if sig.bounds is None else tuple(checks_of(sig))
-        if trace.active is not None:
-            launches.deferred(trace.active)
+        if note is not None and trace.active is not None:
+            launches.deferred(trace.active, note)
         while True:
             recording, values = graph, [peek(c) for c in cells]
             for i in sig.writes:
@@ -77,13 +80,11 @@ def run(sig, cells, floats: tuple, ints: tuple) -> list:
                 return pending
     if graph.nodes:
         flush("debug" if mode is _DEBUG else "strict")
-    return _launch(sig, [resolve(c) for c in cells], floats, ints, mode)
+    return _launch(sig, [resolve(c) for c in cells], floats, ints, mode, note)
 
 
-def _launch(sig, values, floats, ints, mode):
+def _launch(sig, values, floats, ints, mode, note):
     """One op as one launch."""
-    active = trace.active
-    start = _now() if active is not None else 0
     program = sig.program
     made = None
     if program is None or program.key not in cache.programs:
@@ -93,18 +94,17 @@ def _launch(sig, values, floats, ints, mode):
         cache.clock = program.used = cache.clock + 1
     if program.needs > room.LARGE:
         room.check_program(program, launches.site)
-    if active is None and mode is _STRICT and sig.bounds is None:
+    if note is None and mode is _STRICT and sig.bounds is None:
         return sig.jit(values, floats, ints)
-    before = _now() if active is not None else 0
+    before = _now()
     out = sig.jit(values, floats, ints)
     if sig.bounds is not None:
         *out, worst = out
         bounds.watch(worst, checks_of(sig))
     if mode is _DEBUG:
         jax.block_until_ready(out)
-    if active is not None:
-        word = "debug" if mode is _DEBUG else "strict"
-        launches.of_op(active, program, made, word, start, before, out)
+    if note is not None:
+        launches.of_op(note, program, made, "debug" if mode is _DEBUG else "strict", before, out)
     if mode is _DEBUG:
         bounds.look(wait=True)
     return out

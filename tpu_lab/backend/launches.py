@@ -15,10 +15,9 @@ from tpu_lab import trace
 from tpu_lab.backend import live, where
 from tpu_lab.backend.cache import record_compile
 
-# What stands where in the note of a launch. Of one op in strict or debug mode:
-#     ready, the op's note, program, made, mode, start, before, after, noted, index, born
-# Of a deferred or compiled graph:
+# What stands where in the note of a launch of a deferred or compiled graph:
 #     ready, program, made, mode, start, before, after, noted, index, born, reason, site, ops, newest, at, came, taken, counts
+# That of one op in strict or debug mode is part of the op's own note (recorder.py).
 # And a frozenset: indices of ops that did not run; -1 - index for one that no launch will.
 # ready: host clock when its results were ready, 0 not yet, -1 nobody will know. made: the program if it is new. start,
 # before, after, noted: host clock when lookup began, XLA was called, XLA returned, this file was done. index: its own.
@@ -37,27 +36,35 @@ class Counts(NamedTuple):
     donated: int
 
 
-def of_op(active, program, made, mode: str, start: int, before: int, out: list) -> None:
+def of_op(note: list, program, made, mode: str, before: int, out: list) -> None:
     """Note the launch of one op in strict or debug mode. Every op pays for this: no call that can be saved.
 
     A small program runs within its dispatch, by a rule of XLA:CPU's that looks at the program alone. Whether it did costs
-    1 to 2 µs to ask: after SURE times in a row it is asked every 16th launch, while nothing else is running.
+    1 to 2 µs to ask: after SURE times in a row it is asked every 64th launch, while nothing else is running.
     """
     after = _now()
-    log, index = active.log.append, active.launch_count
+    active = trace.active
+    if active is None:
+        return
+    log = active.log
+    note[10] = index = active.launch_count
     active.launch_count = index + 1
     ready = 0
     if _asked == _seen:
-        ready = after if program.quick >= SURE and index & 15 else _asked_now(program, out, after)
-    born = ref(out[0], log) if len(out) == 1 else [ref(array, log) for array in out]
-    op[10] = index  # type: ignore[index]
-    note = [ready, op, program, made, mode, start, before, after, 0, index, born]
-    log(note)
+        ready = after if program.quick >= SURE and index & 63 else _asked_now(program, out, after)
+    born = ref(out[0], log.append) if len(out) == 1 else [ref(array, log.append) for array in out]
+    note[12] = ready
+    note[13] = program, made, mode, before, after, born
+    if log and log[-1] is note:
+        note[14] = True
+    else:  # another launch, or the end of an array, came first
+        log.append(note)
     if made is not None:
         active.add("compiles", record_compile(made, index))
     if not ready:
-        _watch(active, index, note, smallest(out))
-    note[8] = _now()
+        _watch(active, index, note, 12, smallest(out))
+    if note[2]:
+        note[3] += _now() - after
 
 
 def _asked_now(program, out: list, after: int) -> int:
@@ -96,15 +103,14 @@ def record(active, program, made, reason, mode, site, times, counts: Counts, wai
     if made is not None:
         active.add("compiles", record_compile(made, index))
     if not ready:
-        _watch(active, index, note, wait_for)
+        _watch(active, index, note, 0, wait_for)
     note[7] = _now()
 
 
-def deferred(active) -> None:
-    """The op that is being called has become part of the deferred graph: the next launch will run it."""
-    if op is not None:
-        op[10] = active.launch_count
-        active.unlaunched.append(op[9])
+def deferred(active, note: list) -> None:
+    """The op has become part of the deferred graph: the next launch will run it."""
+    note[10] = active.launch_count
+    active.unlaunched.append(note[9])
 
 
 def left_out(active, numbers) -> None:
@@ -124,7 +130,7 @@ def dropped(active) -> None:
 
 def site() -> where.Site:
     """The user's line of the op that is being called: in backward, while a profile is active, that of its forward op."""
-    if trace.active is None or op is None:
+    if trace.active is None or op is None or op[11]:  # it has returned
         return where.site(2)
     return where.read(op[4])
 
@@ -136,17 +142,17 @@ _watcher: threading.Thread | None = None
 _asked = _seen = 0  # launches given to the watcher, and those it has done with
 
 
-def _watch(active, index: int, note: list, wait_for) -> None:
-    """A launch that was not ready when its dispatch returned: the thread notes when it is."""
+def _watch(active, index: int, note: list, slot: int, wait_for) -> None:
+    """A launch that was not ready when its dispatch returned: the thread notes when it is, in that slot of its note."""
     global _watcher, _asked
     if index >= active.limit:  # it will have no record
-        note[0] = -1
+        note[slot] = -1
         return
     if _watcher is None or not _watcher.is_alive():
         _watcher = threading.Thread(target=_watch_loop, name="tpu_lab device clock", daemon=True)
         _watcher.start()
     _asked += 1
-    _watched.put((note, wait_for))
+    _watched.put((note, slot, wait_for))
 
 
 def _watch_loop() -> None:
@@ -156,12 +162,12 @@ def _watch_loop() -> None:
         if isinstance(item, threading.Event):
             item.set()
             continue
-        note, wait_for = item
+        note, slot, wait_for = item
         ready = -1
         with contextlib.suppress(Exception):  # a deleted or failed result has no time of its own
             jax.block_until_ready(wait_for)
             ready = _now()
-        note[0] = ready
+        note[slot] = ready
         _seen += 1
         del item, note, wait_for
 

@@ -13,59 +13,59 @@ import torch
 from tpu_lab import trace
 from tpu_lab.backend import launches, live, where, writer
 
-# What stands where in the note of an op
-WHAT = 0  # its signature; or (name, inputs, outputs, static, kind, fallback), the middle two as texts or (size, dtype, ...)
-START, ENTERED, NOTED = 1, 2, 3  # host clock: it was called, this file began, this file was done
-SPOT = 4  # see where.spot
-MODULE, PHASE, FORWARD, AGAIN, INDEX, LAUNCH = 5, 6, 7, 8, 9, 10  # as in OpRecord
-RETURNED = 11  # host clock when its call returned; 0 until then
+# What stands where in the note of an op:
+#     what, start, entered, noted, spot, module, phase, forward, again, index, launch, returned
+# and, of one that is a launch of its own (strict and debug mode):
+#     ready, (program, made, mode, before, after, born), whole, seen
+# what: its signature; or (name, inputs, outputs, static, kind, fallback), the middle two as texts or (size, dtype, ...).
+# start, returned: host clock when it was called, and when its call returned; 0 until then. entered, noted: when this file
+# began and was done, of every 64th op, as the clock itself costs. spot: see where.spot. module, phase, forward, again,
+# index, launch: as in OpRecord. The launch's: see launches.py. whole: nothing was noted between the op and its launch.
+# seen: the writer has read it.
+SPOT, MODULE, INDEX, LAUNCH, RETURNED = 4, 5, 9, 10, 11
+SAMPLED = 63
 
-_forward: dict[int, tuple[int, tuple | None, str]] = {}  # autograd sequence number -> (op index, spot, module)
-_owner = None  # the trace that `_forward` belongs to
 _sequence = torch._C._autograd._get_sequence_nr
 _node, _grad, _now = torch._C._current_autograd_node, torch.is_grad_enabled, time.perf_counter_ns
 _keeps = torch._C._autograd._get_current_graph_task_keep_graph
-_UNKNOWN = (None, None, "")
+_forward = writer.forward
+_UNKNOWN = [None] * 4 + [None, "", "", None, False, None]  # no forward op is known
 _modules = where._modules
 optimizer = None  # the class name of the optimizer that is stepping: it stands for the module
 
 
 def begin(what, start: int, launched: bool = True) -> list | None:
     """The op is about to run, or to be deferred: its note. launched: a launch will run it."""
-    global _owner
     active = trace.active
     if active is None:
         return None
-    entered = _now()
-    if _owner is not active:
-        _owner = active
-        _forward.clear()
-        live.begin(active)
     index = active.op_count
+    if not index:
+        live.begin(active)
     active.op_count = index + 1
-    forward, again = None, False
+    entered = 0 if index & SAMPLED else _now()
+    if index >= active.limit:
+        writer.of(active).bound()
+    note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, False]
     if _node() is not None:
-        phase = "backward"
-        forward, spot, module, again = _backward(active)
-        if again:  # a reentrant checkpoint: the backward pass of these comes next
-            _forward.setdefault(_sequence() - 1, (index, spot, module))
+        _backward(active, note)
     elif optimizer is not None:
-        phase, module = "optimizer", optimizer
-        spot = _spot() if active.lines else None
+        note[5:7] = optimizer, "optimizer"
+        if active.lines:
+            note[4] = _spot()
     else:
-        phase = "forward"
         stack = _modules.stack
-        module = stack[-1] if stack else ""
-        spot = _spot() if active.lines else None
+        if stack:
+            note[5] = stack[-1]
+        if active.lines:
+            note[4] = _spot()
         # also without grad: the first op inside a user's autograd.Function stands for all of it
-        _forward.setdefault(_sequence() - 1, (index, spot, module))
-    note = [what, start, entered, 0, spot, module, phase, forward, again, index, None, 0]
+        _forward.setdefault(_sequence(), note)
     if launched:
         launches.op = note
     active.log.append(note)
-    if index >= active.limit:
-        writer.of(active).bound(_forward)
-    note[3] = _now()
+    if entered:
+        note[3] = _now()
     return note
 
 
@@ -77,23 +77,20 @@ def _spot() -> tuple | None:
     return where.spot(frame)
 
 
-def _backward(active) -> tuple:
-    """(forward op, spot, module, is it a forward op that runs again?)"""
-    forward, spot, module = _forward.get(_node()._sequence_nr(), _UNKNOWN)
+def _backward(active, note: list) -> None:
+    """The op runs in backward: it stands on the line of its forward op."""
+    of = _forward.get(_node()._sequence_nr() + 1, _UNKNOWN)
+    spot, module, forward = of[SPOT], of[MODULE], of[INDEX]
     again = _grad() and not _keeps()  # torch.utils.checkpoint: part of the forward pass, once more
     if again:
         forward, module = None, where.module() or module
     if (again or spot is None) and active.lines:
         spot = _spot() or spot
-    return forward, spot, module, again
+    note[4:9] = spot, module, "backward", forward, again
+    if again:  # a reentrant checkpoint: the backward pass of these comes next
+        _forward.setdefault(_sequence(), note)
 
 
 def write(name, inputs, outputs, static, kind, start, fallback=False) -> None:
     """An op that no launch runs: a free view, or one on the host. inputs, outputs: texts, or (size, dtype, size, ...)."""
     begin((name, inputs, outputs, static, kind, fallback), start, launched=False)
-
-
-def end(note: list) -> None:
-    """The op's call returns."""
-    launches.op = None
-    note[11] = _now()

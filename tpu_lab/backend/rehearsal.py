@@ -113,12 +113,13 @@ def _exchanged():
             executor.flush(None)
         return shadow(cell)
 
-    def run(sig, cells, floats, ints):
+    def run(sig, cells, floats, ints, note=None):
         if len(executor.graph.nodes) >= executor.graph.flush_at:
             reason = executor.graph.full()
             if reason is not None:
                 executor.flush(reason)
-        launches.deferred(trace.active)
+        if note is not None:
+            launches.deferred(trace.active, note)
         return executor.graph.add(sig, [peek(c) for c in cells], floats, ints)
 
     def add(key, jitted, args, view, flops, nbytes, site=None):

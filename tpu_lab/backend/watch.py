@@ -35,11 +35,11 @@ def each_op(look):
     """
     original_fallback = fallback.run
 
-    def run(sig, cells, floats, ints):
+    def run(sig, cells, floats, ints, note=None):
         if executor.graph.nodes:
             executor.flush("strict")
         values = [executor.resolve(c) for c in cells]
-        out = executor._launch(sig, values, floats, ints, state.EagerMode.DEFER_NEVER)
+        out = executor._launch(sig, values, floats, ints, state.EagerMode.DEFER_NEVER, note)
         inputs = [(n, v, _read(w, v)) for n, w, v in zip(sig.names, sig.windows, values, strict=True)]
         fresh = [("result", v, np.asarray(v)) for v in out[: len(sig.fresh)]]
         written = [
@@ -63,7 +63,7 @@ def dry():
     """In the block ops are recorded and no op runs: results have shapes and no values. ValueNeeded when one is read."""
     original = executor.resolve
 
-    def run(sig, cells, floats, ints):
+    def run(sig, cells, floats, ints, note=None):
         return [_DRY] * (len(sig.fresh) + len(sig.writes))
 
     def resolve(cell):

@@ -17,6 +17,7 @@ from tpu_lab import trace
 from tpu_lab.backend import dtypes, memory, where
 
 BATCH = 4096  # notes that a full trace lets come together
+forward: dict[int, list] = {}  # the autograd sequence number after it -> the note of the forward op, of the trace that is active
 _lock = threading.RLock()
 _now = time.thread_time_ns  # what others do meanwhile is not ours
 _Op, _Launch, _Held = trace.OpRecord, trace.LaunchRecord, trace.HeldRecord
@@ -36,12 +37,14 @@ class Writer:
         self.trace = active
         self._alive: dict = {}  # id of a reference -> (it, HeldRecord) of what is alive at this place in the log
         self._total = 0  # bytes of those
-        self._late: collections.deque = collections.deque()  # (record, note, call into XLA) of launches that may not be ready, in order
+        self._late: collections.deque = collections.deque()  # (record, note, its slot, call into XLA) of launches that may not be ready, in order
         self._ready = 0  # when the newest finished launch was ready
         self._last: tuple | None = None  # (record, note) of the newest op: its call may not have returned
         self._step = 0  # optimizer steps finished
+        self._cost = 0  # what recording cost, of the last op whose was measured
         self._sizes: dict = {}  # signature -> see _results
         self._sites: dict = {}  # (id of a code object, position) -> (its site, the code object)
+        forward.clear()
 
     def catch_up(self) -> None:
         """Make records of all notes that there are."""
@@ -62,18 +65,20 @@ class Writer:
         log = self.trace.log
         if self._last is not None and self._last[1][11]:
             record, note = self._last
-            record.host_ns, self._last = note[11] - note[1], None
+            record.launch, record.host_ns, self._last = note[10], note[11] - note[1], None
         notes = log[:]
         del log[: len(notes)]
         for note in notes:
             kind = note.__class__
             if kind is list:
-                if note[0].__class__ is not int:
-                    self._op(note)
-                elif note[1].__class__ is list:
-                    self._op_launch(*note, note)
-                else:
+                if note[0].__class__ is int:
                     self._launch(*note, note)
+                elif note[15]:
+                    self._op_launch(note)
+                else:
+                    self._op(note)
+                    if note[14]:
+                        self._op_launch(note)
             elif kind is tuple:
                 self._told(*note)
             elif kind is frozenset:
@@ -82,15 +87,15 @@ class Writer:
                 self._gone(note)
         self._clock()
 
-    def bound(self, *others) -> None:
+    def bound(self) -> None:
         """A full trace: keep its notes few, and forget what the records would need."""
-        for other in others:
-            other.clear()
+        forward.clear()
         if len(self.trace.log) >= BATCH:
             self.catch_up()
 
     def _op(self, note) -> None:
-        what, start, entered, noted, spot, module, phase, forward, again, index, launch, returned = note
+        what, start, entered, noted, spot, module, phase, of, again, index, launch, returned = note[:12]
+        note[15] = True
         active = self.trace
         if len(active._ops) >= active.limit:
             active._dropped += 1
@@ -102,10 +107,11 @@ class Writer:
         else:
             name, inputs, outputs, static, kind = what.name, what.inputs, what.out_text, what.static, what.record.kind
             fallback, flops, size = False, what.flops, what.nbytes
-        noted = noted or entered
+        if noted:
+            self._cost = noted - entered
         record = _Op(
-            index, name, inputs, outputs, static, kind, module, file, line, code, phase, forward, launch, flops, size, start,
-            noted - entered, fallback, (returned or noted) - start, again,
+            index, name, inputs, outputs, static, kind, module, file, line, code, phase, of, launch, flops, size, start,
+            self._cost, fallback, returned - start if returned else 0, again,
         )  # fmt: skip
         active._ops.append(record)
         if not returned:
@@ -129,13 +135,16 @@ class Writer:
             found = self._sites[key] = where.read(spot), spot[0]  # the code object stays, and with it its id
         return found[0]
 
-    def _op_launch(self, _, op, program, made, mode, start, before, after, noted, index, born, note) -> None:
-        sizes, counts = self._sizes.get(op[0]) or self._results(op[0])
-        point, own = len(self.trace._live), op[9]
+    def _op_launch(self, note) -> None:
+        """A launch of one op. Its lookup began when the op was called: it is the same key."""
+        program, made, mode, before, after, born = note[13]
+        sizes, counts = self._sizes.get(note[0]) or self._results(note[0])
+        point, own = len(self.trace._live), note[9]
         for ref, size in zip(born if born.__class__ is list else (born,), sizes):
             self._alive[id(ref)] = ref, _Held(own, point, None, size, "", "")
             self._total += size
-        self._launched(index, (own,), own, mode, self._site(op[4]), mode, program, made, start, before, after, noted, counts, note)
+        start = min(note[1] + self._cost, before)
+        self._launched(note[10], (own,), own, mode, self._site(note[4]), mode, program, made, start, before, after, counts, note, 12)
 
     def _results(self, sig) -> tuple:
         """(bytes of each result of an op, (inputs, results, none donated)), as its signature says."""
@@ -155,9 +164,11 @@ class Writer:
             if at is not None:
                 op = ops[at[k]] if at[k] is not None and at[k] < len(ops) else None
             self._came(ref, size, point, op, "")
-        self._launched(index, tuple(ops), newest, reason, site, mode, program, made, start, before, after, noted, counts, note)
+        if ops and self.trace._ops and self.trace._ops[-1].index == ops[-1] and noted > after:
+            self.trace._ops[-1].record_ns += noted - after
+        self._launched(index, tuple(ops), newest, reason, site, mode, program, made, start, before, after, counts, note, 0)
 
-    def _launched(self, index, ops, newest, reason, site, mode, program, made, start, before, after, noted, counts, note) -> None:
+    def _launched(self, index, ops, newest, reason, site, mode, program, made, start, before, after, counts, note, slot) -> None:
         active, total, limit = self.trace, self._total, self.trace.limit
         if len(active._live) < limit:
             active._live.append((newest, total))
@@ -166,8 +177,6 @@ class Writer:
         if total > memory.peak:
             memory.peak = total
         active._programs[program.digest] = program  # hlo(), stablehlo(), lower(platform): what ran, as text
-        if ops and active._ops and active._ops[-1].index == ops[-1] and noted > after:
-            active._ops[-1].record_ns += noted - after
         if len(active._launches) >= limit:
             active._dropped += 1
             return
@@ -183,13 +192,13 @@ class Writer:
             program.nbytes, *counts, self._step,
         )  # fmt: skip
         active._launches.append(record)
-        self._late.append((record, note, before))
+        self._late.append((record, note, slot, before))
 
     def _clock(self) -> None:
         """Device time = ready - max(its dispatch, the one before it ready): in order, as far as it is known."""
         late = self._late
-        while late and (ready := late[0][1][0]):
-            record, _, before = late.popleft()
+        while late and (ready := late[0][1][late[0][2]]):
+            record, _, _, before = late.popleft()
             if ready > 0:
                 device = ready - (before if before > self._ready else self._ready)
                 record.device_ns, record.ready_ns, self._ready = device if device > 0 else 0, ready, ready
@@ -236,6 +245,7 @@ class Writer:
             self._hold(held)
         self._alive.clear()
         self._total = 0
+        forward.clear()
 
 
 def _texts(avals: tuple) -> tuple[str, ...]:
