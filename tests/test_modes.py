@@ -229,6 +229,18 @@ def test_joined_traces_keep_their_steps_and_lose_the_gap():
     assert [r.step for r in out.launches] == [0, 1, 2, 3, 4]
 
 
+def test_a_function_can_be_compared_more_often_than_dynamo_compiles_one():
+    def step(width):
+        x = torch.ones(width).to("tpu")
+        return lambda: (x * 2 + 1).relu().sum()
+
+    import torch._dynamo
+
+    with torch._dynamo.config.patch(recompile_limit=1):  # as after moving a notebook's controls eight times
+        found = [tpu_lab.compare_modes(step(w), steps=1, modes="compiled", cpu=False).rows.launches[0] for w in (4, 8, 12)]
+    assert found == [1, 1, 1], "compiled each time, never op by op"
+
+
 # --- the view ---------------------------------------------------------------------------------------------------------
 
 

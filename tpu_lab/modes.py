@@ -120,7 +120,8 @@ class _Turns:
     def __init__(self, mode: str, every, restore, options) -> None:
         self.mode, self.every, self.restore, self.options = mode, every, restore, options
         self.fn, self.args, self.kwargs, _ = every
-        self.call = torch.compile(self.fn) if mode == "compiled" else self.fn
+        # isolate_recompiles: Dynamo counts by lines of code, and the ninth comparison of one function would run op by op.
+        self.call = torch.compile(self.fn, isolate_recompiles=True) if mode == "compiled" else self.fn
         self.traces: list[_trace.Trace] = []
         self.given: list = []  # what the step gave, not read yet
         self.results: list = []
