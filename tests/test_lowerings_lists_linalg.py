@@ -202,6 +202,26 @@ def test_cholesky_tells_the_first_bad_minor():
     assert lowered(aten.linalg_cholesky_ex.default, a)[1].item() == torch.linalg.cholesky_ex(a).info.item() == 2
 
 
+@pytest.mark.parametrize("hermitian", [False, True])
+def test_indefinite_matrices_of_any_scale_and_of_none(hermitian):
+    """No element's square is needed, and a zero pivot gives infinities only where it is divided by."""
+    a = torch.tensor([[0, 3 - 2j, 1], [3 + 2j, 0, 2j], [1, -2j, 1]] if hermitian else [[0, 3.0, 1], [3, 0, 2], [1, 2, 1]])
+    for scale in (1e-25, 1.0, 1e25):
+        want = torch.linalg.ldl_factor_ex(a * scale, hermitian=hermitian)
+        ld, pivots, _ = lowered(aten.linalg_ldl_factor_ex.default, a * scale, hermitian=hermitian)
+        assert pivots.tolist() == want.pivots.tolist() and pivots[0] < 0
+        torch.testing.assert_close(ld / scale, want.LD / scale)
+        b = (a + 1) * scale
+        solved = torch.linalg.ldl_solve(want.LD, want.pivots, b, hermitian=hermitian)
+        (x,) = lowered(aten.linalg_ldl_solve.default, want.LD, want.pivots, b, hermitian=hermitian)
+        torch.testing.assert_close(x, solved, rtol=1e-4, atol=1e-5)
+    singular, b = torch.diag(torch.tensor([2.0, 0.0, -3.0])), torch.tensor([[1.0], [2.0], [3.0]])
+    one = torch.tensor([1, 2, 3], dtype=torch.int32)
+    (x,), want = lowered(aten.linalg_ldl_solve.default, singular, one, b), torch.linalg.ldl_solve(singular, one, b)
+    torch.testing.assert_close(x, want, equal_nan=True)
+    assert want[1].isinf()
+
+
 @pytest.mark.parametrize("normalization", [0, 1, 2])
 def test_fft(normalization):
     real = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(3))

@@ -48,9 +48,10 @@ def _factor(a, flip):
 
         x, y = a[:, k], a[:, jnp.minimum(k + 1, n - 1)]
         d, b, c = a[k, k], x[jnp.minimum(k + 1, n - 1)], y[jnp.minimum(k + 1, n - 1)]
-        inverse = 1 / jnp.where(two, d * c / (b * flip(b)) - 1, 1)
-        first = jnp.where(two, inverse / flip(b) * (c / b * x - y), jnp.where(zero, 0, x / d))
-        second = jnp.where(two, inverse / b * (d / flip(b) * y - x), 0)
+        b = jnp.where(two, b, 1)
+        inverse = 1 / jnp.where(two, d / flip(b) * (c / b) - 1, 1)  # quotients: no product of two elements can overflow
+        first = jnp.where(two, inverse * (c / b * x - y) / flip(b), jnp.where(zero, 0, x / d))
+        second = jnp.where(two, inverse * (d / flip(b) * y - x) / b, 0)
         under = at > last
         first, second = jnp.where(under, first, 0), jnp.where(under, second, 0)
         change = first[:, None] * flip(x) + second[:, None] * flip(y)
@@ -78,19 +79,20 @@ def _solve(ld, pivots, b, flip):
         two, to = pivots[k] < 0, abs(pivots[k]) - 1
         last = k + two
         b = swapped(b, last, to)
-        x, y = (jnp.where(at > last, ld[:, i], 0)[:, None] for i in (k, last))
-        b = b - x * b[k] - jnp.where(two, y * b[last], 0)
-        d, e, c = ld[k, k], ld[last, k], ld[last, last]
-        scale = jnp.where(two, d * c - e * flip(e), d)
-        p = jnp.where(two, c * b[k] - flip(e) * b[last], b[k]) / scale
-        q = (d * b[last] - e * b[k]) / scale
+        x, y = (ld[:, i][:, None] for i in (k, last))
+        b = jnp.where((at > last)[:, None], b - x * b[k] - jnp.where(two, y * b[last], 0), b)
+        e = jnp.where(two, ld[last, k], 1)
+        d, c = ld[k, k] / flip(e), ld[last, last] / e
+        u, v, scale = b[k] / flip(e), b[last] / e, d * c - 1
+        p, q = jnp.where(two, (c * u - v) / scale, b[k] / ld[k, k]), (d * v - u) / scale
         return last + 1, b.at[last].set(jnp.where(two, q, p)).at[k].set(p)
 
     def up(state):
         k, b = state
         two, to = pivots[k] < 0, abs(pivots[k]) - 1
         first = k - two
-        x, y = (precision.matmul(jnp.where(at > k, flip(ld[:, i]), 0), b) for i in (k, first))
+        known = jnp.where((at > k)[:, None], b, 0)  # no zero times the infinities of a singular matrix
+        x, y = (precision.matmul(jnp.where(at > k, flip(ld[:, i]), 0), known) for i in (k, first))
         b = b.at[first].add(jnp.where(two, -y, 0)).at[k].add(-x)
         return first - 1, swapped(b, k, to)
 
