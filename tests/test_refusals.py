@@ -85,3 +85,27 @@ def test_mixed_devices_say_which_argument_lies_where():
         torch.mm(torch.ones(2, 2, device="tpu"), torch.ones(2, 2))
     with pytest.raises(RuntimeError, match=r"aten.cat.default: tensors on cpu and tpu:0"):
         torch.cat([torch.ones(2, device="tpu"), torch.ones(2)])
+
+
+CHECKED = {
+    "cholesky_ex": lambda a: torch.linalg.cholesky_ex(a, check_errors=True).L,
+    "cholesky_ex.out": lambda a: torch.linalg.cholesky_ex(a, check_errors=True, out=(a.clone(), a[..., 0, 0].int())).L,
+    "inv_ex": lambda a: torch.linalg.inv_ex(a, check_errors=True).inverse,
+    "lu_factor_ex": lambda a: torch.linalg.lu_factor_ex(a, check_errors=True).LU,
+    "solve_ex": lambda a: torch.linalg.solve_ex(a, a, check_errors=True).result,
+    "ldl_factor_ex": lambda a: torch.linalg.ldl_factor_ex(a, check_errors=True).LD,
+}
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_factorisation_that_checks_refuses_a_singular_matrix(mode, name):
+    good = torch.eye(2)
+    for a in (torch.zeros(2, 2), torch.stack([good, torch.zeros(2, 2)])):
+        words = []
+        for device in ("cpu", "tpu"):
+            with torch.tpu.set_eager_mode(mode), pytest.raises(RuntimeError) as caught:
+                CHECKED[name](a.to(device))
+            words.append((type(caught.value), str(caught.value)))
+        assert words[0] == words[1]
+    torch.testing.assert_close(CHECKED[name](good.to("tpu")).cpu(), CHECKED[name](good))

@@ -1,4 +1,5 @@
 """Numbers that PyTorch refuses by their value: `x.fill_(200)` in int8, `x // 0`. The host knows them: no launch is needed.
+And matrices that a factorisation refuses when it is asked to check.
 
 A number is a runtime input, so the signature, which is made once, cannot look at it.
 """
@@ -76,9 +77,27 @@ def _probability(args, kwargs) -> None:
         torch.empty(0).bernoulli_(p)
 
 
+def _checking(record, kernel):
+    """A factorisation that is told `check_errors=True`: the host waits for its info and raises in LAPACK's words."""
+    at = record.names["check_errors"]
+    called = record.base.replace("linalg_", "linalg.").removeprefix("_")
+    called = called if called in ("linalg.cholesky_ex", "linalg.inv_ex") else f"torch.{called}"
+
+    @functools.wraps(kernel)
+    def run(*args, **kwargs):
+        out = kernel(*args, **kwargs)
+        if kwargs.get("check_errors", at < len(args) and args[at]):
+            torch._linalg_check_errors(out[-1], called, is_matrix=args[0].dim() == 2)
+        return out
+
+    return run
+
+
 def refusing(record, kernel):
     """The kernel for an overload, behind a look at its number; as it is where no number can be wrong."""
     name = record.name.removeprefix("aten.")
+    if "check_errors" in record.names:
+        return _checking(record, kernel)
     if name in CONVERTED:
         look = functools.partial(_convert, name=name)
     elif name in DIVIDING:
