@@ -42,7 +42,7 @@ def root() -> Path:
 
 # Two workers take a file each, in this order: a long file that began last would keep one of them waiting.
 LONG = (
-    "browser/test_showcases.py", "test_rerun.py", "test_stated.py", "test_notebooks.py", "browser/test_modes_and_your_model.py",
+    "browser/test_showcases.py", "test_rerun.py", "test_stated.py", "test_showcase_models.py", "test_notebooks.py", "browser/test_modes_and_your_model.py",
     "test_training.py", "browser/test_lab.py", "test_tutorials.py", "test_twins.py", "test_lowerings_rows.py",
     "test_hub_models.py", "test_hub_generate.py", "test_hub_libraries.py", "test_signals.py", "test_errors_in_hooks.py",
 )  # fmt: skip

@@ -201,6 +201,18 @@ def test_no_function_is_told_so():
     assert "should be a function, not an int" in check.attempt(3, name="step").error
 
 
+def test_what_runs_none_of_its_lines_is_told_so():
+    def gives(x):
+        yield x * 2
+
+    async def waits(x):
+        return x * 2
+
+    for fn, words in ((gives, "`gives` has a `yield`"), (waits, "`waits` is `async`")):
+        view = SHEET.do("1", check.attempt(fn, 1), hints=["return it"])
+        assert view.state == "fail" and words in view.outcomes[0].rest and view.hint(1) == "return it"
+
+
 def test_a_test_names_the_record_that_disagrees(x):
     tried = check.attempt(chain, x, mode="strict")
     found = check.Disagree("the first op.", at=tried.profile.trace.ops[1], record="p.ops.rows.loc[1]")

@@ -63,7 +63,7 @@ NEEDS = {
         "data-dependent shapes that work and say what they cost",
         {
             "test_scalars_in_shapes": (), "test_compile_calls": ("test_dynamic_shapes_compile_once_a_shape", "test_graph_break_with_item"),
-            "test_causes": (), "test_no_recompile": (), "test_notebooks": (),
+            "test_causes": (), "test_no_recompile": (), "test_showcase_models": (),
         },
     ),
     13: (

@@ -3,9 +3,9 @@
 import pytest
 import stated
 import torch
-from test_notebooks import SMALL
+from small_notebooks import SMALL
 
-# Fewer steps still: an op by itself is a program in strict mode. minGPT's modes are compared in test_notebooks.py.
+# Fewer steps still: an op by itself is a program in strict mode. minGPT's modes are compared in test_showcase_models.py.
 SHORT = {
     "resnet": {**SMALL["resnet"], "batch": 1000},
     "dlrm": {**SMALL["dlrm"], "longer": 4},

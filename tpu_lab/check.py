@@ -98,6 +98,8 @@ def attempt(
     known: dict[str, Any] = {"source": source, "file": file, "first": first}
     if blank := _blank_line(source):
         return Attempt(name, tried=False, error=f"line {blank} of `{name}` is still blank.", **known)
+    if later := _runs_later(fn):
+        return Attempt(name, error=f"`{name}` {later}", **known)
     if fresh:
         torch.tpu._clear_cache()
     run = profile(mode=mode, steps=steps, warmup=warmup, name=name)(fn)
@@ -334,6 +336,15 @@ def _written(value: Any) -> str:
 def _kind(value: Any) -> str:
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _runs_later(fn: Any) -> str:
+    """Why a call of the function runs none of its lines; "" where it does."""
+    if inspect.isgeneratorfunction(fn):
+        return "has a `yield`: calling it runs none of its lines. Return the result instead."
+    if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
+        return "is `async`: calling it runs none of its lines. Write a plain `def`."
+    return ""
 
 
 def _source(fn: Callable) -> tuple[tuple[str, ...], str, int]:
