@@ -82,7 +82,7 @@ def call(record, args, kwargs):
                 raise
             declared = computed = _map(found, meta_of)
     mask = _mask(record, args, kwargs)
-    if mask is not None:  # some meta kernels make gradients that nobody asked for
+    if mask is not None:  # some meta kernels make what nobody asked for
         declared, computed = (_asked(values, mask) for values in (declared, computed))
     return metas, kmetas, declared, computed
 
@@ -127,8 +127,8 @@ def _shapes(record, metas, kmetas):
     except NotImplementedError:
         record.meta = False
         return None, None
-    except (TypeError, ZeroDivisionError):  # a meta kernel may fail for an empty batch: the CPU's kernel tells the shapes
-        if all(t.numel() for t in tensors_in([*metas, *kmetas.values()], [])):
+    except (TypeError, ZeroDivisionError) as error:  # of an empty batch, or of one value: the CPU's kernel tells the shapes
+        if type(error) is TypeError and all(t.numel() for t in tensors_in([*metas, *kmetas.values()], [])):
             raise
         lift = functools.partial(torch.zeros_like, device="cpu")
         found = _of_meta(record, [_map(a, lift) for a in metas], {k: _map(v, lift) for k, v in kmetas.items()})
@@ -152,9 +152,9 @@ def _of_meta(record, metas, kmetas):
 
 
 def _mask(record, args, kwargs) -> list[bool] | None:
-    """The `output_mask` of a backward op: which of its gradients are wanted."""
-    names = [a.name for a in record.schema.arguments]
-    return (dict(zip(names, args, strict=False)) | kwargs).get("output_mask")
+    """Which results are wanted: the `output_mask` of a backward op; the weights of an attention by `need_weights`."""
+    given = by_name(record, args, kwargs)
+    return [True, False] if given.get("need_weights") is False else given.get("output_mask")
 
 
 def _asked(values, mask):
