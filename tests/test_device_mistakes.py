@@ -108,6 +108,28 @@ def test_manual_seed_seeds_the_device_and_states_restore():
         torch.tpu.set_rng_state(torch.zeros(3, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused", "compiled"])
+def test_the_counter_of_random_ops_comes_round(mode):
+    """A state may be any 16 bytes: no number of ops after it is an error, or a loss of what else is deferred."""
+    before = torch.tpu.get_rng_state()
+    end = torch.tensor([7, 2**63 - 2]).view(torch.uint8)
+
+    def run(x):
+        return x * 2, torch.rand(2, device=x.device), torch.rand(2, device=x.device), torch.rand(2, device=x.device)
+
+    try:
+        seen = []
+        for _ in range(2):
+            torch.tpu.set_rng_state(end)
+            with torch.tpu.set_eager_mode("strict" if mode == "compiled" else mode):
+                double, *drawn = (torch.compile(run) if mode == "compiled" else run)(torch.ones(3, device="tpu"))
+            assert double.tolist() == [2, 2, 2] and torch.tpu.get_rng_state().view(torch.int64).tolist() == [7, 1 - 2**63]
+            seen.append([r.tolist() for r in drawn])
+        assert seen[0] == seen[1] and seen[0][0] != seen[0][1] != seen[0][2]
+    finally:
+        torch.tpu.set_rng_state(before)
+
+
 def test_generators_of_the_cpu_serve_and_repeat():
     calls = (
         lambda g: torch.randn(4, generator=g, device="tpu"), lambda g: torch.empty(4, device="tpu").bernoulli_(generator=g),

@@ -283,10 +283,7 @@ def _next_seed(used: int):
         if _no_random is None:
             _no_random = jnp.zeros((2,), jnp.int64)
         return _no_random
-    g = rng.default
-    pair = np.array([rng._signed(g.seed), g.counter + 1], np.int64)
-    g.counter += used
-    return pair
+    return np.array(rng.default.take(used), np.int64)
 
 
 def _aliases(cells) -> tuple[int, ...]:

@@ -14,15 +14,19 @@ _MASK = (1 << 64) - 1
 
 
 class Generator:
-    """The device's one generator: `seed` and `counter`, both 64-bit."""
+    """The device's one generator: `seed` and `counter`, both 64-bit; after 2**63 - 1 the counter comes round to -2**63."""
 
     def __init__(self, seed: int = 0):
         self.seed, self.counter = seed, 0
 
     def next(self) -> tuple[int, int]:
         """(seed, counter) of the next random op, as signed 64-bit integers."""
-        self.counter += 1
-        return _signed(self.seed), self.counter
+        return self.take(1)
+
+    def take(self, count: int) -> tuple[int, int]:
+        """(seed, counter) of the next random op, as signed 64-bit integers; the counters of `count` ops are used up."""
+        first, self.counter = _signed(self.counter + 1), _signed(self.counter + count)
+        return _signed(self.seed), first
 
 
 default = Generator(torch.initial_seed())
