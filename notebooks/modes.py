@@ -276,7 +276,7 @@ def _(on_tpu, params, seen):
     - The losses are the same in every mode, within {TOLERANCE:g} of their size: a mode decides *when* an op runs, and
       with which others, never *what* it computes.
     - Launches a step: {_launches or "no mode was chosen"}.
-    - Every mode compiles in its first step, and then finds its programs again.
+    - Programs are made in a mode's first steps, unless another mode has just made them, and then found again.
     - On {params["chip"]} a step moves {_tpu} through HBM.
 
     Now try: eight layers (which of the modes feels it?), or a width of 512, where the device has more to do than the

@@ -199,7 +199,7 @@ def _(on_tpu, seen):
 def _(on_tpu, params, seen):
     _m = None if seen.profile is None else seen.profile.metrics
     mo.md(
-        "## What we saw\n\nThe code did not run, and the sentence above says at which line. No other view is shown of it."
+        "## What we saw\n\nThe code did not run, and the sentence above says why. No other view is shown of it."
         if _m is None
         else f"""
     ## What we saw

@@ -136,7 +136,7 @@ def look(code: str, shape: str, device: str) -> Seen:
             model(*given)
         doing = "The step"
         seen = Seen(coverage=coverage(model, *given), profile=steps(model, given, device))
-        return seen if seen.profile.trace.launches else Seen("The model calls no op on its input: nothing ran")
+        return seen if seen.profile.trace.launches else Seen("Nothing ran: the model calls no op on its input, or returns nothing of what it computes")
     except (Exception, SystemExit, pasted.TookTooLong) as error:
         return Seen(pasted.said(error, code, doing))
 

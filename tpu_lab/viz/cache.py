@@ -248,7 +248,8 @@ def _model(m: Metrics, table, limit: int, sort: str | None) -> Model:
     made = compiles_by_launch(m)
     sites, others, launches = [], [], m.trace.launches
     for r, members in zip(table.itertuples(index=False), table.attrs["members"]):
-        spent, saved = number.time(r.spent_s * 1e9), number.time(r.saved_s * 1e9)
+        spent = number.time(r.spent_s * 1e9)
+        saved = number.time(r.saved_s * 1e9) if r.misses or not r.disk else number.NONE  # read back: nobody saw it compile
         if len(sites) >= limit:
             others.append((r.site, *(number.count(v) for v in (r.launches, r.hits, r.misses, r.disk)), spent, saved))
             continue
