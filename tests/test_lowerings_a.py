@@ -8,6 +8,7 @@ from lowering_check import answered, call, check, check_batches
 
 from tpu_lab.backend import registry
 from tpu_lab.backend.ops import compare, unary
+from tpu_lab.backend.state import mode_scope
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
@@ -240,6 +241,33 @@ def test_reductions(dtype):
     calls += [call(aten.sum.default, empty), call(aten.mean.dim, empty, [0]), call(aten.prod.default, empty)]
     calls += [call(aten.var.correction, empty, [0]), call(aten.cumsum.default, empty, 0)]
     check_batches(calls)
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused", "compiled"])
+def test_what_lies_close_together_far_from_zero_keeps_its_digits(mode):
+    """Spread 1 around 100,000: squares of the numbers themselves would leave nothing. Measured against float64.
+
+    Variances are as exact as sums are; what is normalised is as exact as a mean in float32 can be.
+    """
+    x = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0)) + 1e5
+    flat = torch.nn.functional
+    calls = {
+        "var": (lambda x: x.var((0, 2, 3)), 2e-5),
+        "std": (lambda x: x.std((1, 2, 3)), 2e-5),
+        "var_mean": (lambda x: torch.var_mean(x, (2, 3))[0], 2e-5),
+        "batch": (lambda x: flat.batch_norm(x, None, None, training=True), 0.1),
+        "group": (lambda x: flat.group_norm(x, 3), 0.1),
+        "layer": (lambda x: flat.layer_norm(x, x.shape[1:]), 0.1),
+        "instance": (flat.instance_norm, 0.1),
+    }
+
+    def every(x):
+        return [function(x) for function, _ in calls.values()]
+
+    with mode_scope("strict" if mode == "strict" else "fused"):
+        got = (torch.compile(every) if mode == "compiled" else every)(x.to("tpu"))
+        off = [(a.cpu().double() - b).abs().max().item() for a, b in zip(got, every(x.double()), strict=True)]
+    assert all(error < allowed for error, (_, allowed) in zip(off, calls.values(), strict=True)), dict(zip(calls, off))
 
 
 def test_reductions_of_integers_and_truth():

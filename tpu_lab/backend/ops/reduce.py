@@ -134,15 +134,21 @@ def count_nonzero(x, dim=None):
 
 
 def moments(x, dim, correction, keepdim):
-    """(variance, mean) in two passes; the variance is NaN where nothing is left to divide by."""
+    """(variance, mean); the variance is NaN where nothing is left to divide by.
+
+    A mean is right to its last digit, but numbers that lie close together differ by less than that: what is left of the
+    mean after a first pass is taken off in a second one, as the CPU keeps digits by counting in float64.
+    """
     x = at_least_1d(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     axis = axes(dim)
     mean = jnp.mean(x, axis=axis, keepdims=True)
     count = x.size if axis is None else math.prod(x.shape[a] for a in (axis if isinstance(axis, tuple) else (axis,)))
-    distance = x - mean
+    rest = jnp.mean(x - mean, axis=axis, keepdims=True)
+    distance = x - mean - rest
     square = jnp.real(distance * jnp.conj(distance)) if is_complex(x) else distance * distance
     left = max(0.0, count - (1 if correction is None else correction))
     variance = jnp.sum(square, axis=axis, keepdims=keepdim) / left
+    mean = mean + rest
     return variance, mean if keepdim else jnp.squeeze(mean, axis)
 
 
