@@ -1,10 +1,13 @@
 """%tpu_profile and %%tpu_profile in a real InteractiveShell."""
 
+import ast
+import inspect
+
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from tpu_lab import options
+from tpu_lab import magic, options
 from tpu_lab.profile import VIEWS, Profile
 
 
@@ -58,8 +61,10 @@ def test_output_is_returned_not_shown_twice(shell, shown):
 
 
 @pytest.mark.parametrize(
-    "code", ["%tpu_profile x + 1;", "%tpu_profile -q x + 1", "%%tpu_profile\nx + 1;", "%tpu_profile -o x + 1;"]
-)
+    "code",
+    ["%tpu_profile x + 1;", "%tpu_profile -q x + 1", "%%tpu_profile\nx + 1;", "%tpu_profile -o x + 1;",
+     "%%tpu_profile\nif True:\n    x + 1;  # said once", "%%tpu_profile\n%env SAID=it's\nx + 1;"],
+)  # fmt: skip
 def test_silence(shell, shown, code):
     assert run(shell, code) is None
     assert shown == []
@@ -177,3 +182,16 @@ def test_a_traceback_goes_from_the_cell_to_the_code(shell, capsys, code):
     said = capsys.readouterr()
     trail = said.out + said.err
     assert "view(3)" in trail and "magic.py" not in trail and "session.py" not in trail
+
+
+def test_it_asks_for_what_the_ipython_of_colab_has():
+    """Colab stays at IPython 7.34: a name that came later would take the magics away there."""
+    there = {
+        "UsageError", "Magics", "line_cell_magic", "magics_class", "needs_local_scope", "no_var_expand", "argument",
+        "magic_arguments", "parse_argstring", "display",
+    }  # fmt: skip
+    tree = ast.parse(inspect.getsource(magic))
+    modules = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module.startswith("IPython")
+    ]
+    assert {alias.name for node in modules for alias in node.names} == there

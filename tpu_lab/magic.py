@@ -1,24 +1,18 @@
 """`%tpu_profile` and `%%tpu_profile`: a thin shim over `tpu_lab.profile()` for IPython.
 
-Imported by `%load_ext tpu_lab` only; nothing else of TPU Lab needs IPython.
+Imported by `%load_ext tpu_lab` only; nothing else of TPU Lab needs IPython. It uses what IPython 7.34 has, too: Colab's.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import io
+import tokenize
 from typing import Any
 
-from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
-from IPython.core.magic import (
-    Magics,
-    line_cell_magic,
-    magics_class,
-    needs_local_scope,
-    no_var_expand,
-    output_can_be_silenced,
-)
+from IPython.core.magic import Magics, line_cell_magic, magics_class, needs_local_scope, no_var_expand
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import display
 
@@ -38,7 +32,6 @@ def _arguments(function):
 class TpuProfileMagics(Magics):
     """The two magics. They change nothing but the names that the profiled code itself assigns, and `-v NAME`."""
 
-    @output_can_be_silenced
     @no_var_expand
     @needs_local_scope
     @magic_arguments()
@@ -96,7 +89,7 @@ class TpuProfileMagics(Magics):
         finally:  # after an exception, too: the report of what ran comes first, then the exception goes on
             if holder.profile is not None:
                 self._deliver(holder.profile, args, code)
-        return holder.profile if args.output else None
+        return holder.profile if args.output and not _silenced(code) else None
 
     def _compile(self, code: str, magic: str):
         """The code as IPython would run it (magics, `!`, `?` work), with its lines known to tracebacks and records.
@@ -123,7 +116,7 @@ class TpuProfileMagics(Magics):
         views = options.shown(profile, args)
         options.write(profile, args, views)
         shown_as_value = args.output and not args.view
-        if not (args.quiet or shown_as_value or DisplayHook.semicolon_at_end_of_expression(code)):
+        if not (args.quiet or shown_as_value or _silenced(code)):
             for view in views:
                 display(view)
 
@@ -140,6 +133,18 @@ def _own(trail, file: str):
     while step is not None and step.tb_frame.f_code.co_filename != file:
         step = step.tb_next
     return step or trail
+
+
+def _silenced(code: str) -> bool:
+    """Does it end in a `;`, comments aside?"""
+    skip = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    last = ""
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            last = last if token.type in skip else token.string
+    except (SyntaxError, tokenize.TokenError):  # `!` and other magics are no Python
+        return code.rstrip().endswith(";")
+    return last == ";"
 
 
 def _awaits(cell: str) -> bool:
