@@ -1,5 +1,6 @@
 """Convolutions, pooling, norms, losses, distances, recurrent cells and attention against PyTorch's CPU kernels."""
 
+import copy
 import itertools
 import math
 
@@ -9,6 +10,7 @@ from lowering_calls import Calls, randint, randn
 from lowering_check import check, lowered
 
 import tpu_lab  # noqa: F401  registers the device
+from tpu_lab.backend import state, trial
 
 aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
@@ -331,3 +333,23 @@ def test_polynomials_take_a_number_for_the_point_or_the_degree(name):
     for args in ((x, 5), (0.5, n), (2, n), (x, 2.0), (x.reshape(7, 1), n)):
         got = f(*(a.to("tpu") if isinstance(a, torch.Tensor) else a for a in args)).cpu()
         torch.testing.assert_close(got, f(*args), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_attention_whose_weights_nobody_needs_gives_none_and_shifts_nothing(mode):
+    torch.manual_seed(0)
+    layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    moved, want, got = copy.deepcopy(layer).to("tpu"), randn(2, 3, 8), randn(2, 3, 8).to("tpu")
+    with torch.no_grad(), torch.tpu.set_eager_mode(state.EagerMode(state.NAMES[mode])):
+        for _ in range(3):
+            want, got = layer(want, want, want, need_weights=False)[0] + 1, moved(got, got, got, need_weights=False)
+            assert got[1] is None
+            got = got[0] + 1
+        torch.testing.assert_close(got.cpu(), want)
+
+
+def test_a_lowering_that_gives_too_few_arrays_is_refused_where_it_is_called():
+    x = torch.ones(2, device="tpu")
+    with trial.lowered(aten.aminmax, lambda x, dim=None, keepdim=False: x.min()), pytest.raises(RuntimeError, match="gives 1 arrays .* gives 2"):
+        torch.aminmax(x)
+    assert [t.item() for t in torch.aminmax(x)] == [1, 1]

@@ -120,8 +120,7 @@ def kept_strides(record, args, kwargs, fresh):
 
 def _shapes(record, metas, kmetas):
     """(what the overload itself returns, what its functional twin returns) on meta; None where meta cannot tell."""
-    if record.meta is False:
-        return None, None
+    record.meta = True
     try:
         return _of_meta(record, metas, kmetas)
     except NotImplementedError:

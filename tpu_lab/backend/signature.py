@@ -268,10 +268,13 @@ def _function(sig, run, alias):
 
     def fn(values, floats, ints):
         results = run(values, floats, ints)
+        made, new = len(sig.fresh), len(sig.writes)
+        if len(results) != made + new:  # one left out would shift all that follow in a fused graph
+            raise RuntimeError(f"the lowering of {sig.name} gives {len(results)} arrays where PyTorch's op gives {made + new}")
         # (a lowering that also writes was not told the dtypes of what it makes)
-        out = [f.store(lowering.cast(r, dtypes.to_jax(f.dtype))) for f, r in zip(sig.fresh, results, strict=False)]
+        out = [f.store(lowering.cast(r, dtypes.to_jax(f.dtype))) for f, r in zip(sig.fresh, results[:made], strict=True)]
         current = {}
-        for i, value in zip(sig.writes, results[len(results) - len(sig.writes) :] if sig.writes else [], strict=True):
+        for i, value in zip(sig.writes, results[made:], strict=True):
             w = sig.windows[i]
             value = jnp.broadcast_to(lowering.cast(value, w.jdtype), w.size)
             current[alias[i]] = w.write(current.get(alias[i], values[i]), value)
