@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from test_graph import recorded
 
 import tpu_lab
-from tpu_lab.backend import executor
+from tpu_lab.backend import dispatch, executor, fallback
 from tpu_lab.backend.cache import cache
 
 FUSED = torch.tpu.EagerMode.DEFER_AND_FUSE
@@ -24,6 +25,35 @@ def test_an_op_without_a_lowering_runs_on_the_cpu_in_every_mode(name, mode):
     with torch.tpu.set_eager_mode(mode):
         got = HOST_OPS[name](torch.ones(3, device="tpu") * 2).cpu()
     torch.testing.assert_close(got, HOST_OPS[name](torch.ones(3) * 2))
+
+
+@pytest.mark.filterwarnings("ignore::tpu_lab.FallbackWarning")
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_one_call_that_cannot_be_traced_sends_no_other_call_to_the_cpu(mode, monkeypatch):
+    record = dispatch.record_of(torch.ops.aten.isin.Tensor_Scalar_out)  # a structured op arrives as this
+    assert record.lowering is None and record.decompose is not None
+    real, tried = record.decompose, []
+
+    def decompose(args, kwargs, outputs):
+        tried.append(args[0].dtype.name)
+        if args[0].dtype == "int16":
+            raise NotImplementedError("not for this one")
+        return real(args, kwargs, outputs)
+
+    def run():
+        return [torch.isin(torch.tensor([1, 7], dtype=dtype).to("tpu"), 7) for dtype in dtypes]
+
+    dtypes = [torch.int16, torch.int32, torch.int16, torch.int32, torch.int64]
+    monkeypatch.setattr(record, "decompose", decompose)
+    dispatch.clear()
+    with torch.tpu.set_eager_mode(mode):
+        out, t = recorded(run)
+    ran = [(op.inputs[0], op.fallback) for op in t.ops if op.name.startswith("aten.isin")]
+    assert ran == [("i16[2]", True), ("i32[2]", False), ("i16[2]", True), ("i32[2]", False), ("i64[2]", False)]
+    assert tried.count("int16") == 1 and [o.tolist() for o in out] == [[False, True]] * 5
+    with torch.tpu.set_eager_mode(mode):  # and if its signature is forgotten: it is still known
+        assert torch.isin(torch.tensor([[7]], dtype=torch.int16).to("tpu"), 7).item() and tried.count("int16") == 2
+    fallback.untraced.clear()
 
 
 def test_a_wrong_op_raises_at_its_call_and_others_go_on():

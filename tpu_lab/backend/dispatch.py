@@ -59,7 +59,7 @@ class Record:
         self.dropped = registry.NEVER_PASSED | self.outs
         self.kinds = [self._kind(a) for a in self.schema.arguments]
         self.kwkinds = {a.name: k for a, k in zip(self.schema.arguments, self.kinds, strict=True)}
-        self.meta = None  # False once it is known that PyTorch has no meta kernel
+        self.meta = True  # False where PyTorch's meta kernel could not tell the shapes of the call that was built last
         names = getattr(self.lowering.fn, "__globals__", ()) if self.lowering is not None else ()
         self.multiplies = self.lowering is None or "precision" in names or "matmul" in names  # float32 products, maybe
         self.kind = self.lowering.kind if self.lowering is not None else "elementwise"

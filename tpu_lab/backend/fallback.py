@@ -16,12 +16,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tpu_lab import trace
-from tpu_lab.backend import executor, host, overlap, recorder, signature, state, storage, where
+from tpu_lab.backend import dispatch, executor, host, overlap, recorder, signature, state, storage, where
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
 LACKS_HALF = re.compile("not implemented for '(Half|BFloat16)'")  # what the dispatch macros of C++ kernels say
 policy = os.environ.get("TPU_LAB_FALLBACK", "warn")  # "warn" | "error"
 _warned: set[str] = set()
+untraced: set[tuple] = set()  # calls whose decomposition cannot be traced, as `said` tells them apart
 
 
 class FallbackWarning(UserWarning):
@@ -42,6 +43,24 @@ def called(record) -> str:
     """The op as the user called it: a structured op without a kernel arrives as its `.out` overload."""
     twin = record.functional or record.overload
     return f"{twin._schema.name}.{twin._overloadname}".removesuffix(".default").removesuffix(".")
+
+
+def said(record, args, kwargs) -> tuple:
+    """The signature of a call of an op without a lowering: its tensors' windows and all its numbers."""
+    key: list = [record, *kwargs]
+    given = [*args, *kwargs.values()]
+    try:
+        dispatch.collect(given, (0,) * len(given), key, [], [], [])
+    except storage.NotOnDevice:  # a number that lies on the host: rare enough to try each time
+        key.append(object())
+    return tuple(key)
+
+
+def remember(record, args, kwargs) -> None:
+    """This call cannot be traced: its like run on the CPU from now on."""
+    if len(untraced) >= dispatch.LIMIT:
+        untraced.clear()
+    untraced.add(said(record, args, kwargs))
 
 
 def run(record, args, kwargs, reason: str):

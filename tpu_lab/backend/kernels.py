@@ -62,17 +62,22 @@ def door(overload):
 
 
 def catch_all(overload, *args, **kwargs):
-    """An overload nobody registered: its decomposition as one node, else the CPU, never silently."""
+    """An overload nobody registered: its decomposition as one node, else the CPU, never silently.
+
+    A call that cannot be traced goes to the CPU from then on, and no other call of the op: it may depend on shapes and dtypes.
+    """
     record = dispatch.record_of(overload)
-    if record.decompose is not None and record.meta is not False or record.lowering is not None:
+    if record.lowering is not None:
+        return door(overload)(*args, **kwargs)
+    if record.decompose is not None and fallback.said(record, args, kwargs) not in fallback.untraced:
         try:
             return door(overload)(*args, **kwargs)
         except (NotOnDevice, KeyboardInterrupt):
             raise
         except Exception as error:
-            if record.lowering is not None or not untraceable(error):
+            if not untraceable(error):
                 raise
-            record.decompose, record.meta = None, False
+            fallback.remember(record, args, kwargs)
     return fallback.run(record, args, kwargs, "unsupported")
 
 
