@@ -1,5 +1,6 @@
 """In a real Chromium: nothing of a view is cut or sticks out, also in a wide face and a narrow cell; no console error."""
 
+import html
 import sys
 from pathlib import Path
 
@@ -91,6 +92,44 @@ def test_words_can_be_read(page, profiles, name, scheme):
     for fixture, profile in profiles.items():
         show(page, profile.view(name).html, scheme)
         assert page.evaluate(PALE) == [], fixture
+
+
+# Ground and ink of hosts that show an output in a frame of its own, and say their theme on it: VS Code's standard light
+# and its palest themes, measured in it; Colab's older dark, whose ground is lighter than any other.
+FRAMES = {
+    "VS Code light": ("", "vscode-light", "#ffffff", "#3b3b3b"),
+    "VS Code Solarized Light": ("", "vscode-light", "#fdf6e3", "#657b83"),
+    "VS Code Abyss": ("", "vscode-dark", "#000c18", "#6688cc"),
+    "Colab dark": ("dark", "", "#383838", "#d5d5d5"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_the_frames_of_vs_code_and_colab(page, profiles, name):
+    """Words can be read there whatever the system prefers, nothing scrolls inside the frame, and a fold makes it higher."""
+    theme, body, ground, ink = FRAMES[name]
+    wanted = "dark" if body == "vscode-dark" or theme == "dark" else "light"
+    page.emulate_media(color_scheme="light" if wanted == "dark" else "dark")
+    page.set_viewport_size({"width": 1100, "height": 800})
+    views = profiles["stored"].view("summary").html  # the others are folded into it
+    source = (
+        f"<!doctype html><html theme='{theme}'><body class='{body}' style='margin:0;background:{ground};color:{ink}'>"
+        "<style>table{border-collapse:collapse} td,th{text-align:right;white-space:nowrap;padding:.5em}"
+        f" tr:nth-child(even){{background:#8882}} code{{background:#8884;color:#c00}}</style>{views}</body></html>"
+    )
+    page.set_content(
+        f"<iframe sandbox='allow-scripts' style='border:0;width:1060px;height:900px' srcdoc=\"{html.escape(source)}\">"
+    )
+    frame = page.frames[1]
+    frame.locator(".tl").last.wait_for()
+    height = "document.documentElement.scrollHeight"
+    closed = frame.evaluate(height)
+    frame.evaluate("document.querySelectorAll('details').forEach(fold => fold.open = true)")
+    assert frame.evaluate(PALE) == []
+    assert frame.evaluate(f"[...document.querySelectorAll('.tl')].flatMap({CUT})") == []
+    assert frame.evaluate(height) > closed > 900
+    assert frame.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    page.emulate_media(color_scheme="light")
 
 
 def test_marks_can_be_seen_and_read(page, profiles):

@@ -64,7 +64,7 @@ def facts(*pairs: tuple[Any, Any]) -> Piece:
     """Key figures, (figure, caption), in a row between hairlines."""
     cells = "".join(
         f'<div style="flex:1 1 110px"><div style="font-size:19px;line-height:26px;font-weight:600">{escape(figure)}'
-        f'</div><div style="font-size:12px;line-height:16px;opacity:.68">{escape(caption)}</div></div>'
+        f'</div><div style="font-size:12px;line-height:16px;opacity:.78">{escape(caption)}</div></div>'
         for figure, caption in pairs
     )
     return Piece(
@@ -87,7 +87,7 @@ def code(text: str) -> Piece:
 def panel(*labelled: tuple[str, Any]) -> Piece:
     """Controls, (name, control), in a row that wraps, each under its name."""
     cells = "".join(
-        f'<div style="min-width:150px"><div style="font-size:12px;line-height:20px;opacity:.68">{escape(label)}</div>'
+        f'<div style="min-width:150px"><div style="font-size:12px;line-height:20px;opacity:.78">{escape(label)}</div>'
         f"{as_html(control)}</div>"
         for label, control in labelled
     )
@@ -130,7 +130,7 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str) -> Piece:
             f'<{tag}{scope} style="padding:4px 24px 4px 0;border:0;text-align:{side};{extra}">{as_html(shown)}</{tag}>'
         )
 
-    head = "".join(cell("th", n, n, f"font-weight:400;font-size:12px;opacity:.68;border-bottom:{HAIR}") for n in names)
+    head = "".join(cell("th", n, n, f"font-weight:400;font-size:12px;opacity:.78;border-bottom:{HAIR}") for n in names)
     body = "".join(
         "<tr>" + "".join(cell("td", name, row[name], f"border-bottom:{ROW}") for name in names) + "</tr>"
         for row in rows
