@@ -201,7 +201,7 @@ def test_conversions_truncate_and_wrap():
     calls.append(call(aten._to_copy.default, INTS * 2**33, dtype=torch.int32))
     calls += [call(aten.copy.default, INTS, x), call(aten.fill.Scalar, INTS, 3.7), call(aten.polar.default, x, x)]
     calls += [
-        call(aten.complex.default, x, x),
+        call(aten.complex.default, x, x), call(aten.complex.default, x[:4], x.reshape(2, 4)),
         call(aten.polygamma.default, 1, x),
         call(aten.round.decimals, x, decimals=1),
     ]

@@ -170,7 +170,7 @@ def angle(x):
 
 @op(aten.complex)
 def complex_(real, imag):
-    return lax.complex(real, imag)
+    return lax.complex(*jnp.broadcast_arrays(real, imag))
 
 
 @op(aten.polar)
