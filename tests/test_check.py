@@ -201,6 +201,17 @@ def test_no_function_is_told_so():
     assert "should be a function, not an int" in check.attempt(3, name="step").error
 
 
+def test_a_wrong_index_that_nothing_waited_for_is_the_attempts_own():
+    def reads(fails):
+        x = torch.ones(3, device="tpu")[torch.tensor([7]).to("tpu")]
+        return 1 / 0 if fails else x
+
+    for mode in ("strict", "fused"):
+        assert "index 7 is out of bounds" in check.attempt(reads, False, mode=mode).error
+        assert "ZeroDivisionError" in check.attempt(reads, True, mode=mode).error
+        torch.tpu.synchronize()  # nothing is left for the next cell
+
+
 def test_what_runs_none_of_its_lines_is_told_so():
     def gives(x):
         yield x * 2

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,7 @@ def test_the_house_rules_of_a_tutorial(path):
     source = path.read_text(encoding="utf-8")
     assert source.startswith("# /// script\n") and "[tool.marimo.opengraph]" in source
     assert "http" not in source, "a tutorial loads nothing"
+    assert not re.search(r"if abs\(.*\) > ", source), "NaN is not greater than anything: ask `not abs(…) <= …`"
     cells = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == "_"]
     assert all("hide_code=True" in ast.unparse(c.decorator_list[0]) for c in cells if "mo.md" in ast.unparse(c))
     first = ast.unparse(cells[0])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import contextlib
 import inspect
 import math
 import numbers
@@ -105,7 +106,10 @@ def attempt(
     run = profile(mode=mode, steps=steps, warmup=warmup, name=name)(fn)
     try:
         value = run(*args, **kwargs)
+        torch.tpu.synchronize()  # a wrong index that nothing waited for is told here, not in the next cell
     except (Exception, SystemExit) as error:
+        with contextlib.suppress(Exception):
+            torch.tpu.synchronize()
         said = " ".join(str(error).split())[:240]
         line = _line_of(error, file, first, len(source))
         where = f" in line {line}" if line else ""

@@ -262,7 +262,7 @@ def _(factor):
         for one, norm in zip(_tried, _norms.tolist(), strict=True):
             if not isinstance(one.value, torch.Tensor) or one.value.device.type != "tpu":
                 return f"for a norm of {norm:g} the result is {one.value!r}, no tensor on the device."
-            if abs(one.value.item() - min(1.0, 1 / norm)) > 1e-6:
+            if not abs(one.value.item() - min(1.0, 1 / norm)) <= 1e-6:
                 return f"for a norm of {norm:g} the factor is {one.value.item():.3g}, not {min(1.0, 1 / norm):.3g}."
         asked = [wait for wait in tried.profile.trace.waits if tried.line_of(wait)]
         return check.Disagree(f"`{asked[0].code.partition('  #')[0]}` waits for a value.", at=asked[0]) if asked else None
@@ -324,7 +324,7 @@ def _(before, quiet):
             if not torch.allclose(mine.detach().cpu(), theirs.detach().cpu(), rtol=1e-3, atol=1e-5):
                 return f"after four steps the weight `{name}` is not what `chatty` makes of it."
         for value, name, expected in zip(tried.value, ("loss", "part read right"), before.value, strict=True):
-            if abs(float(value) - expected) > 1e-3:
+            if not abs(float(value) - expected) <= 1e-3:
                 return f"the {name} is {float(value):.3g}, not {expected:.3g}."
         early = [launch for launch in tried.profile.trace.launches if launch.reason != "step end"]
         if early:

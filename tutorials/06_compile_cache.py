@@ -208,7 +208,7 @@ def _(before, letters, model, pad):
             counted = int((follow != -100).sum())
             if counted != ids.shape[1] - 1:
                 return f"of a line of {ids.shape[1]} letters, {counted} places count, not {ids.shape[1] - 1}."
-            if abs(mine - plain) > 1e-3 * abs(plain):
+            if not abs(mine - plain) <= 1e-3 * abs(plain):
                 return f"a line that cost {plain:.2f} nats costs {mine:.2f} when it is padded."
         return None
 

@@ -220,7 +220,7 @@ def _(step_flops):
             layers, width, block, vocabulary, batch = sizes
             config = mingpt.Config(layers=layers, heads=1, width=width, block=block, vocabulary=vocabulary)
             ratio = float(mine) / mingpt.flops(config, batch)
-            if abs(ratio - 1) > 1e-6:
+            if not abs(ratio - 1) <= 1e-6:
                 return f"for layers, width, block, vocabulary, batch = {sizes} it is {ratio:.3g} times what the model needs."
         return None
 
@@ -299,7 +299,7 @@ def _(gpt, mfu):
 
     def _test(tried):
         for (work, seconds, compiling, peak, right), mine in zip(_cases, tried.value, strict=True):
-            if abs(float(mine) / right - 1) > 1e-3:
+            if not abs(float(mine) / right - 1) <= 1e-3:
                 return (
                     f"{work:.3g} FLOPs in {seconds:.3g} s, {compiling:.3g} s of it compiling, at a peak of "
                     f"{peak:.3g} FLOP/s: it is not {float(mine):.3g}."
