@@ -225,10 +225,12 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
     time = quantities[0]
     clauses = []
     work = q["FLOPs"]
-    if work.before and work.after and abs(work.after / work.before - 1) > 0.01:  # a faster step of less work is no news
+    if _much(work):  # a faster step of less work is no news
         clauses.append(f"work {arrow(work)}")
     elif q["launches"].changed:
         clauses.append(_became(q["launches"], "launch", "launches"))
+    elif _much(q["bytes in and out"]):
+        clauses.append(f"bytes in and out {arrow(q['bytes in and out'])}")
     elif q["compile misses"].changed:
         clauses.append(_became(q["compile misses"], "miss", "misses"))
     elif q["ops"].changed:
@@ -250,6 +252,11 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
     if modes[0] != modes[1] and all(modes):
         return f"{modes[1].capitalize()} instead of {modes[0]}: {text}"
     return text[0].upper() + text[1:]
+
+
+def _much(q: Quantity) -> bool:
+    """More than 1% of what it was; both sides are known."""
+    return bool(q.before and q.after) and abs((q.after or 0) / (q.before or 1) - 1) > 0.01
 
 
 def _became(q: Quantity, one: str, many: str) -> str:
