@@ -68,7 +68,7 @@ def picture(mode, trace):
             )
         rows.append(
             '<div style="display:flex;gap:12px;align-items:center;margin-top:8px">'
-            f'<div style="width:86px;opacity:.68">{when}</div>'
+            f'<div style="width:86px;opacity:.78">{when}</div>'
             f'<div style="flex:1;display:flex;gap:10px">{"".join(columns)}</div></div>'
         )
     said = f"{mode} mode: {half} launches a run; " + ", ".join(launch.cache for launch in trace.launches)
