@@ -98,3 +98,44 @@ def test_training_by_hand_is_a_loop(monkeypatch):
 
     _, t = recorded(run)
     assert max(len(r.ops) for r in t.launches) < 130 and len(t.compiles) <= 4
+
+
+STEPS = (torch.sin, torch.cos, torch.tanh, torch.abs, torch.neg, torch.sigmoid)  # nothing grows
+
+
+@pytest.mark.parametrize("length, prologue", [(70, 0), (90, 0), (90, 33), (150, 7), (230, 0)])
+def test_a_turn_too_long_to_be_seen_three_times_is_found_again(monkeypatch, length, prologue):
+    """Its beginning comes again: the graphs that follow are cut so that equal ones come round, however long it runs."""
+    monkeypatch.setattr("tpu_lab.backend.graph.LOOP_CHECK", 50)
+    monkeypatch.setattr("tpu_lab.backend.graph.SIZE_LIMIT", 200)
+    order = torch.randint(len(STEPS), (prologue + length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+    def run(x):
+        for n in order[:prologue] + order[prologue:] * 20:
+            x = STEPS[n](x)
+        return x
+
+    x = torch.ones(3, device="tpu")
+    y, t = recorded(lambda: run(x))
+    again = [r.key for r in t.launches]
+    assert len(t.launches) >= 5 and len(set(again)) <= 5 and len(set(again[len(again) // 3 : -1])) <= 3
+    assert max(len(r.ops) for r in t.launches) <= 250
+    torch.testing.assert_close(y.cpu(), run(torch.ones(3)), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_that_were_taken_for_a_loop_are_found_out(monkeypatch):
+    """One weight a layer looks like one batch a turn. When the model begins again, it is cut where it begins."""
+    monkeypatch.setattr("tpu_lab.backend.graph.LOOP_CHECK", 50)
+    weights = [torch.full((3,), i / 100).to("tpu") for i in range(41)]
+    torch.tpu.synchronize()
+
+    def run(x):
+        for _ in range(12):
+            for w in weights:
+                x = torch.sin(x + w)
+            x = torch.tanh(x)
+        return x
+
+    x = torch.ones(3, device="tpu")
+    _, t = recorded(lambda: run(x))
+    assert len({r.key for r in t.launches}) <= 3 and {len(r.ops) for r in t.launches[:-1]} == {50, 116}

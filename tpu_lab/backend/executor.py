@@ -65,9 +65,7 @@ def run(sig, cells, floats: tuple, ints: tuple, note: list | None = None) -> lis
     mode = state.mode()
     if mode is _FUSED:
         if len(graph.nodes) >= graph.flush_at:
-            reason = graph.full()
-            if reason is not None:
-                flush(reason)
+            cut()
         checks = () if sig.bounds is None else tuple(checks_of(sig))
         if note is not None and trace.active is not None:
             launches.deferred(trace.active, note)
@@ -81,6 +79,15 @@ def run(sig, cells, floats: tuple, ints: tuple, note: list | None = None) -> lis
     if graph.nodes:
         flush("debug" if mode is _DEBUG else "strict")
     return _launch(sig, [resolve(c) for c in cells], floats, ints, mode, note)
+
+
+def cut() -> None:
+    """Run the deferred graph if it has become too long: see Graph.full."""
+    reason = graph.full()
+    if reason is not None:
+        after = graph.after()
+        flush(reason)
+        graph.follow(*after)
 
 
 def _launch(sig, values, floats, ints, mode, note):

@@ -69,6 +69,29 @@ def period(ids: list[int]) -> int:
     return best
 
 
+def returns(ids: list[int]) -> int:
+    """After how many ops the list begins once more and goes on like that to its end; 0 if only a few ops are alike."""
+    fail, k = [0], 0
+    for i in range(1, len(ids)):
+        while k and ids[i] != ids[k]:
+            k = fail[k - 1]
+        k += ids[i] == ids[k]
+        fail.append(k)
+    return len(ids) - k if k * 64 >= SIZE_LIMIT else 0
+
+
+def _turn(graphs: list[list[int]], own: bool) -> tuple[int, int]:
+    """(ops of a loop's turn, ops of these graphs without the last since one began); (0, 0) if it cannot be told.
+
+    own: a turn may have begun with the last graph, too.
+    """
+    for n in range(len(graphs) - (not own)):
+        ids = [i for part in graphs[n:] for i in part]
+        if turn := returns(ids):
+            return turn, len(ids) - len(graphs[-1])
+    return 0, 0
+
+
 def layers(nodes: list[Node], period: int) -> bool:
     """Is it the layers of a model that repeat, and no loop? Each layer reads weights of its own, as many as no batch has
     tensors (MANY), or, in backward, in the reverse order. A loop reads the same ones each time, or has written them."""
@@ -95,7 +118,9 @@ class Graph:
     def __init__(self):
         self.nodes: list[Node] = []
         self.flush_at = LOOP_CHECK  # ask `full` at this length
-        self.period = 0
+        self.end = 0  # the length to be cut at, once it is known
+        self.past: list[list[int]] = []  # the ops of the graphs just before it that were cut in the middle of a turn
+        self.missing: int | None = None  # ops to the end of a loop's turn when it is cut, if that is known
         self.failed = False  # its compile failed once
         self.closed = False  # it has run, or was given up
         self.before: dict = {}  # id of a cell written in place -> (weak cell, weak array that it held)
@@ -108,17 +133,46 @@ class Graph:
         model repeat, too: cut there, a step would be two programs that hand each other their activations.
         """
         length = len(self.nodes)
-        if self.period:
+        if self.end:
             return "loop"
-        self.period = period([node.sig.id for node in self.nodes])
-        if length >= SIZE_LIMIT and not self.period:
+        big, ids = length >= SIZE_LIMIT, [node.sig.id for node in self.nodes]
+        if big or self.past:
+            turn, before = _turn([*self.past, ids], own=big)
+            rest = -(before + length) % turn if turn else SIZE_LIMIT
+            if turn and before and before % turn == 0 and length <= len(self.past[-1]):
+                rest = len(self.past[-1]) - length  # that one was whole turns: once more the same
+            if rest * 4 <= SIZE_LIMIT or rest + length <= SIZE_LIMIT:
+                self.missing = 0
+                return self._at(length + rest)
+            if big and turn:
+                self.missing = rest
+                return "size limit"
+        turn = period(ids)
+        if turn and (big or not layers(self.nodes, turn)):
+            return self._at(length + -length % turn)
+        if big:
             return "size limit"
-        if length < SIZE_LIMIT and self.period and layers(self.nodes, self.period):
-            self.period = 0
-        if self.period and length % self.period == 0:
-            return "loop"
-        self.flush_at = length + self.period - length % self.period if self.period else length + LOOP_CHECK
+        self.flush_at = length + LOOP_CHECK
         return None
+
+    def _at(self, length: int) -> str | None:
+        """Cut there: now, or when `full` is asked again."""
+        self.end = self.flush_at = length
+        return "loop" if len(self.nodes) == length else None
+
+    def after(self) -> tuple[list, int]:
+        """What `follow` tells the graph that comes after this one, which `full` cuts."""
+        if self.missing is None:
+            return [*self.past[-3:], [node.sig.id for node in self.nodes]], 0
+        return [], self.missing
+
+    def follow(self, past: list, missing: int) -> None:
+        """The graph before was cut. Where a turn of a loop is too long to be seen three times in one graph, or has layers
+        that repeat, this one ends with the turn: the next begins as the earlier one did, and is the same program."""
+        self.past = past
+        if missing:
+            self.missing = 0
+            self._at(missing)
 
     def add(self, sig, values, floats, ints, checks=()) -> list[Pending] | None:
         """Record one op over values (jax.Array or Pending of this graph); its results as pending values.

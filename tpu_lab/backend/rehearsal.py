@@ -115,9 +115,7 @@ def _exchanged():
 
     def run(sig, cells, floats, ints, note=None):
         if len(executor.graph.nodes) >= executor.graph.flush_at:
-            reason = executor.graph.full()
-            if reason is not None:
-                executor.flush(reason)
+            executor.cut()
         if note is not None:
             launches.deferred(trace.active, note)
         return executor.graph.add(sig, [peek(c) for c in cells], floats, ints)
