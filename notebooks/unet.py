@@ -105,6 +105,7 @@ def _(params):
     sizes, bucket = _slider("sizes", range(2, len(SIZES) + 1)), _slider("bucket", [2, 8, 16, 32, 64])
     width, batch = _slider("width", [8, 16, 24, 32]), _slider("batch", [1, 2, 4])
     mode = mo.ui.dropdown(["fused", "strict", "debug"], value=params["mode"])
+    earlier = []  # the profiles of the last two settings
     page.panel(
         ("different sizes", sizes),
         ("bucket: pad to multiples of", bucket),
@@ -112,7 +113,7 @@ def _(params):
         ("channels of the first level", width),
         ("pictures in a request", batch),
     )
-    return batch, bucket, mode, sizes, width
+    return batch, bucket, earlier, mode, sizes, width
 
 
 @app.cell
@@ -125,8 +126,7 @@ def _(batch, params, sizes, width):
     for _i, (_height, _width) in enumerate(SIZES[: sizes.value]):
         _clean = _photographs[_i % len(_photographs)][:, 60 : 60 + _height, 110 : 110 + _width]
         requests.append(_clean + lesson.NOISE * torch.randn(batch.value, *_clean.shape, generator=_generator))
-    earlier = []  # the profiles of the last two settings
-    return blank, config, earlier, requests
+    return blank, config, requests
 
 
 @app.cell
