@@ -10,7 +10,7 @@ from tpu_lab.profile import Profile
 from tpu_lab.viz import ahead
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "notebooks" / "precomputed").glob("*.json.gz"))
+FILES = sorted(ahead.FOLDER.glob("*.json.gz"))
 
 
 def test_a_view_comes_back_as_it_was(tmp_path):
@@ -33,7 +33,7 @@ def test_another_format_says_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_what_lies_beside_a_notebook_is_of_its_default_settings(file):
+def test_what_was_made_for_a_notebook_is_of_its_default_settings(file):
     notebook = ROOT / "notebooks" / file.name.replace(".json.gz", ".py")
     kept = ahead.read(file)
     assert kept.params == ahead.params_of(notebook), (

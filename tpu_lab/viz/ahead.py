@@ -1,7 +1,8 @@
-"""Views of a chip that were made ahead of time and lie beside a notebook: they also show where no TPU compiler is.
+"""Views of a chip that were made ahead of time for a notebook: they also show where no TPU compiler is.
 
-    python -m tpu_lab.viz.ahead notebooks/resnet.py        makes notebooks/precomputed/resnet.json.gz anew
+    python -m tpu_lab.viz.ahead notebooks/resnet.py        makes data/precomputed/resnet.json.gz anew
 
+They come with the package, so a twin that was copied alone, to Colab or anywhere, finds them.
 A notebook that has such a file has a function `ahead(params)`, which gives what is to be kept: a dict of names and
 what shows itself (a view, a `Compiled`) or plain figures. `read` gives the same names; the file says with which releases
 it was made.
@@ -27,6 +28,7 @@ from tpu_lab.place import short_file
 from tpu_lab.viz.view import View
 
 FORMAT = 1
+FOLDER = Path(__file__).resolve().parents[1] / "data" / "precomputed"
 RELEASES = ("libtpu", "jax", "torch")
 
 
@@ -74,12 +76,11 @@ def read(path: Path) -> Ahead:
 
 
 def of(name: str) -> Ahead:
-    """What lies beside the notebook of this name: in the source tree, or in the current folder, or its notebooks/."""
-    tree = Path(__file__).resolve().parents[2] / "notebooks"
-    for folder in (tree, Path.cwd() / "notebooks", Path.cwd()):
-        if (file := folder / "precomputed" / f"{name}.json.gz").exists():
-            return read(file)
-    raise FileNotFoundError(f"no precomputed/{name}.json.gz: python -m tpu_lab.viz.ahead notebooks/{name}.py makes it")
+    """What was made for the notebook of this name."""
+    file = FOLDER / f"{name}.json.gz"
+    if not file.exists():
+        raise FileNotFoundError(f"no {file.name} in {FOLDER}: python -m tpu_lab.viz.ahead notebooks/{name}.py makes it")
+    return read(file)
 
 
 def params_of(notebook: Path) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def main(arguments: list[str]) -> int:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
         params = params_of(notebook)
-        path = notebook.parent / "precomputed" / f"{notebook.stem}.json.gz"
+        path = FOLDER / f"{notebook.stem}.json.gz"
         write(path, params, module.ahead(params))
         print(f"{path}: {path.stat().st_size:,} bytes")
     return 0
