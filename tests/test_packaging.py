@@ -186,7 +186,8 @@ def test_the_wheel_carries_the_package_and_its_licence_and_nothing_else(root, tm
     sources = {str(p.relative_to(root)) for p in (root / "tpu_lab").rglob("*.py")}
     assert sources <= set(names)
     assert "tpu_lab_launcher.py" in names
-    assert {"tpu_lab/data/torch_tpu_ops.txt", "tpu_lab/data/torch_tpu_missing_ops.txt"} <= set(names)
+    data = {str(path.relative_to(root)) for path in (root / "tpu_lab/data").rglob("*") if path.is_file()}
+    assert data <= set(names) and "tpu_lab/data/precomputed/mingpt.json.gz" in data
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"tpu_lab", "tpu_lab_launcher.py"}
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
