@@ -285,7 +285,7 @@ def _(params):
 @app.cell
 def _(chosen, here, short, stored, params):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
-    on_tpu, figures, how, refused = stored["view"], stored["figures"], stored.words, ""
+    on_tpu, figures, how, refused = stored["view"], stored["figures"], stored.words_at_first, ""
     if here.value:
         try:
             _compiled = short.profile.on(params["chip"])

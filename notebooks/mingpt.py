@@ -250,7 +250,7 @@ def _(chosen, config, measure, params):
 @app.cell
 def _(chosen, config, now, params, short, stored):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
-    view, how, yours, refused = stored["view"], stored.words, None, ""
+    view, how, yours, refused = stored["view"], stored.words_at_first, None, ""
     if now.value:
         try:
             _compiled = short.profile.on(params["chip"])

@@ -235,7 +235,7 @@ def _(params):
 def _(here, params, seen, stored):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
     on_tpu, memory, groups, refused = stored["rows"], stored["memory"], stored["groups"], ""
-    how = f"{stored.words}, for what the controls start with"
+    how = stored.words_at_first
     if here.value:
         try:
             _made, _rows = lesson.on_chip(seen.profiles if seen is not None else {}, params["chip"])

@@ -181,7 +181,7 @@ def _(params):
 @app.cell
 def _(now, params, profile, stored):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
-    groups, memory, how, refused = stored["groups"], stored["memory"], stored.words, ""
+    groups, memory, how, refused = stored["groups"], stored["memory"], stored.words_at_first, ""
     if now.value:
         try:
             _compiled = profile.on(params["chip"])

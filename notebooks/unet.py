@@ -207,7 +207,7 @@ def _(bucketed, now, params, stored):
         ## The same programs on a TPU {params["chip"]}
 
         For the TPU's compiler, too, each size is a program of its own. Nothing runs on a TPU here: it is
-        {"compiled now, for the settings above" if now.value else stored.words}.
+        {"compiled now, for the settings above" if now.value else stored.words_at_first}.
         """),
         now,
         bucketed.chip_view(params["chip"]) if now.value else stored["padded"],

@@ -40,6 +40,7 @@ def test_what_was_made_for_a_notebook_is_of_its_default_settings(file):
         f"make it anew: python -m tpu_lab.viz.ahead notebooks/{notebook.name}"
     )
     assert set(kept.made_with) == set(ahead.RELEASES) and "libtpu" in kept.words
+    assert kept.words_at_first == f"{kept.words}, for what the controls start with"
     assert str(ROOT) not in gzip.decompress(file.read_bytes()).decode()
 
 

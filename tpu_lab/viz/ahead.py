@@ -48,6 +48,11 @@ class Ahead:
         """`compiled ahead of time: libtpu 0.0.42.1, jax 0.10.2, torch 2.13.0`."""
         return "compiled ahead of time: " + ", ".join(f"{name} {self.made_with[name]}" for name in RELEASES)
 
+    @property
+    def words_at_first(self) -> str:
+        """The same, of a page whose controls may have been moved since."""
+        return f"{self.words}, for what the controls start with"
+
     def __getitem__(self, name: str) -> Any:
         return self.shown[name]
 
