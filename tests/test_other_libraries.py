@@ -1,5 +1,6 @@
 """Ops of other libraries: a kernel for the CPU, an autograd formula, a fake kernel, as torchvision's are. And torchvision."""
 
+import itertools
 import warnings
 
 import pytest
@@ -199,3 +200,84 @@ def test_a_lowering_goes_before_a_custom_op_s_own_function():
     assert [op.name for op in p.trace.ops if op.kind != "host"][:1] == ["lab_others_too.half.default"]
     half(x).backward()
     assert x.grad.item() == 0.5 and half(x.detach().cpu()).item() == 1.5
+
+
+# --- torchvision, where it works: its wheels want the CUDA libraries they were built for -----------------------------------
+
+
+@pytest.fixture(scope="module")
+def vision():
+    """torchvision.ops; a skip that says what torchvision says where it cannot be imported or finds no kernels."""
+    try:
+        from torchvision import extension, ops
+
+        extension._assert_has_ops()
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"torchvision does not work here: {str(error).partition('. ')[0]}")
+    return ops
+
+
+def rand(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+CORNERS = rand(9, 2) * 12
+ROIS = torch.cat([(torch.arange(9) % 2).float()[:, None], CORNERS, CORNERS + rand(9, 2) * 8 + 1], 1)
+VISION = {
+    "nms": lambda v, x, r: v.nms(r[:, 1:], r[:, 1], 0.3),
+    "batched_nms": lambda v, x, r: v.batched_nms(r[:, 1:], r[:, 1], r[:, 0].long(), 0.3),
+    "roi_align": lambda v, x, r: v.roi_align(x, r, (2, 2)),
+    "roi_align aligned": lambda v, x, r: v.roi_align(x, r, (2, 2), 0.5, 2, True),
+    "roi_pool": lambda v, x, r: v.roi_pool(x, r, (2, 2)),
+    "ps_roi_align": lambda v, x, r: v.ps_roi_align(x, r, (2, 2), 1.0, 2),
+    "ps_roi_pool": lambda v, x, r: v.ps_roi_pool(x, r, (2, 2)),
+    "deform_conv2d": lambda v, x, r: v.deform_conv2d(x, x.repeat(1, 3, 1, 1)[:, :18, 1:-1, 1:-1], x[:, :4, :3, :3].repeat(2, 2, 1, 1), mask=x.repeat(1, 2, 1, 1)[:, :9, 1:-1, 1:-1]),
+    "box_iou": lambda v, x, r: v.box_iou(r[:, 1:], r[:, 1:].flip(0)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::tpu_lab.FallbackWarning")
+@pytest.mark.parametrize("mode", ["strict", "fused"])
+def test_ops_of_torchvision(vision, mode):
+    def run(call, device, rois):
+        x = rand(2, 8, 12, 12).to(device).requires_grad_()
+        out = call(vision, x, rois.to(device))
+        assert out.device.type == device
+        grads = torch.autograd.grad((out * out).sum(), x) if out.requires_grad else ()
+        return [out.detach().cpu(), *(g.cpu() for g in grads)]
+
+    for (name, call), rois in itertools.product(VISION.items(), (ROIS, ROIS[:0])):
+        want = run(call, "cpu", rois)
+        with torch.tpu.set_eager_mode(torch.tpu.EagerMode(mode == "strict")):
+            torch.testing.assert_close(run(call, "tpu", rois), want, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.filterwarnings("ignore::tpu_lab.FallbackWarning")
+def test_a_detector_of_torchvision_finds_and_learns_what_it_does_on_the_cpu(vision):
+    from torchvision.models.detection import FasterRCNN
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    def run(device):
+        torch.manual_seed(0)
+        backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 8, 1), torch.nn.ReLU())
+        backbone.out_channels = 8
+        every = {f"{part}_{what}": n for part in ("rpn", "box") for what, n in (("batch_size_per_image", 10**6), ("positive_fraction", 1.0))}
+        model = FasterRCNN(
+            backbone, 3, 64, 80, rpn_anchor_generator=AnchorGenerator(((16, 32),), ((1.0,),)), rpn_post_nms_top_n_train=20,
+            rpn_post_nms_top_n_test=20, box_detections_per_img=5, box_score_thresh=0.0, box_roi_pool=vision.MultiScaleRoIAlign(["0"], 2, 2),
+            box_head=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 1024)), **every,
+        ).to(device)  # fmt: skip
+        images = [rand(3, 50, 60).to(device), rand(3, 64, 40).to(device)]
+        targets = [{"boxes": ROIS[:n, 1:].to(device), "labels": torch.ones(n, dtype=torch.long, device=device)} for n in (2, 0)]
+        losses = model(images, targets)
+        sum(losses.values()).backward()
+        found = model.eval()(images)
+        assert {t.device.type for one in found for t in one.values()} == {device}
+        return {
+            "losses": [v.detach().cpu() for v in losses.values()], "slopes": [p.grad.cpu() for p in model.parameters()],
+            "found": [t.detach().cpu() for one in found for t in one.values()],
+        }  # fmt: skip
+
+    want = run("cpu")
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+        torch.testing.assert_close(run("tpu"), want, rtol=1e-4, atol=1e-5)
