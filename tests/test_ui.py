@@ -151,3 +151,12 @@ def test_an_empty_profile_has_empty_tables():
 def test_marimo_is_imported_when_asked_for():
     code = "import sys, tpu_lab; tpu_lab.Profile; assert 'marimo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_picker_is_no_blank_outside_marimo(profile):
+    from IPython.core.formatters import DisplayFormatter
+
+    picker = profile.ui()
+    shown, _ = DisplayFormatter().format(picker)
+    assert all("p.marked({'op': 17})" in text for text in shown.values()) and "text/html" in shown
+    assert "marimo-table" in mo.as_html(picker).text

@@ -18,6 +18,10 @@ from tpu_lab.viz import linked, number
 from tpu_lab.viz.marks import KINDS
 
 ROWS = 8  # of a table at once; it has pages and a search
+ELSEWHERE = (
+    "Profile.ui() is for marimo, whose tables can be picked from. Elsewhere p.marked({'op': 17}) marks an op in every view, "
+    "and {'line': 'model.py:54'} or {'fusion': 'A'} a line or a fusion."
+)
 
 
 class Picker(mo.ui.batch):
@@ -46,6 +50,10 @@ class Picker(mo.ui.batch):
         """The tables' rows as op, line and fusion."""
         chosen = {kind: rows[kind][0][kind] if rows.get(kind) else None for kind in KINDS}
         return linked.resolve(self._profile.metrics, chosen)
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        """For Jupyter, VS Code and Colab, where the tables would be a blank: what to do there."""
+        return dict.fromkeys(("text/plain", "text/html", "text/markdown"), ELSEWHERE)
 
     def _clone(self) -> Picker:
         return Picker(self._profile, self._page, self._tables)
