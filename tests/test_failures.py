@@ -65,6 +65,22 @@ def test_a_wrong_op_raises_at_its_call_and_others_go_on():
         assert w.tolist() == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [torch.linalg.cholesky, torch.linalg.qr, torch.linalg.svdvals, torch.linalg.eigh, torch.linalg.det, torch.linalg.lu, torch.geqrf,
+     lambda h: torch.linalg.lstsq(h, h), lambda h: h.int().logcumsumexp(0)],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_dtype_that_xla_has_no_algorithm_for_is_refused_at_the_call(call, dtype):
+    """Not where the graph is compiled: there it would take all that was deferred with it."""
+    h = torch.eye(2, dtype=dtype).to("tpu")
+    with torch.tpu.set_eager_mode(FUSED):
+        w = torch.ones(3, device="tpu") * 2
+        with pytest.raises(RuntimeError, match="not implemented for|types other than float"):
+            call(h)
+        assert w.tolist() == [2.0, 2.0, 2.0]
+
+
 def test_a_graph_that_fails_twice_is_dropped(monkeypatch):
     real, failing = cache.add, [True, True]
 

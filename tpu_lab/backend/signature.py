@@ -33,6 +33,8 @@ from tpu_lab.backend import (
 from tpu_lab.backend.meta import tensors_in
 from tpu_lab.backend.window import Base, Window, contiguous_strides, is_contiguous
 
+HALVES = (torch.float16, torch.bfloat16)
+
 
 class Slot:
     """A place in the argument template that is filled at run time: tensor `index`, float or int `index`."""
@@ -199,8 +201,6 @@ def _compute(record, sig, template, ktemplate, want, compute):
     mutates = record.lowering is not None and record.lowering.mutates
     nothing = bool(want) and not mutates and all(0 in shape for shape, _ in want)
 
-    decompose = record.decompose  # as it is now: the op may turn out to be untraceable for other arguments
-
     def run(values, floats, ints):
         if precision.chosen == sig.precision or not record.multiplies:
             return compute_it(values, floats, ints)
@@ -214,7 +214,7 @@ def _compute(record, sig, template, ktemplate, want, compute):
         args = [_fill(v, tensors, floats, ints) for v in passed]
         kwargs = {name: _fill(v, tensors, floats, ints) for name, v in kpassed.items()}
         if record.lowering is None:
-            return decompose(args, kwargs, want)
+            return record.decompose(args, kwargs, want)
         if record.lowering.contiguous:
             kwargs["contiguous"] = tuple(is_contiguous(w.size, w.stride) for w in sig.windows)
         key = rng.of(ints) if sig.rng else None
@@ -288,7 +288,12 @@ def check_traceable(sig, n_floats: int, n_ints: int) -> None:
     """Trace the signature on shapes alone. Raises what its lowering raises, at the user's call and not at a later flush."""
     values = [jax.ShapeDtypeStruct(w.base.shape, w.base.jdtype) for w in sig.windows]
     floats = [jax.ShapeDtypeStruct((), jnp.float64)] * n_floats
-    jax.eval_shape(sig.jit, values, floats, [jax.ShapeDtypeStruct((), jnp.int64)] * (n_ints + 2 * sig.rng))
+    ints = [jax.ShapeDtypeStruct((), jnp.int64)] * (n_ints + 2 * sig.rng)
+    own = sig.record.lowering
+    if own is not None and "linalg" in own.fn.__module__ and any(w.dtype in HALVES for w in sig.windows):
+        sig.jit.lower(values, floats, ints)  # XLA may have no factorisation for them, and says so when it makes the program
+    else:
+        jax.eval_shape(sig.jit, values, floats, ints)
 
 
 def _infer(sig, record, run):

@@ -24,6 +24,8 @@ op(aten.cumprod.default, kind="reduce", out=True)(_running(jnp.cumprod))
 
 @op(aten.logcumsumexp.default, aten._logcumsumexp, kind="reduce", promote="result")
 def logcumsumexp(x, dim):
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise NotImplementedError(f"logcumsumexp of {x.dtype}: convert it to a floating dtype first")
     return lax.cumlogsumexp(x, axis=dim % x.ndim) if x.ndim else x
 
 
