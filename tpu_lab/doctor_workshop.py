@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tpu_lab import doctor
 from tpu_lab.doctor_probes import Finding, Machine
+from tpu_lab.viz import number
 
 # What the notebooks and tutorials import, by the name that pip knows it by.
 IMPORTS = {
@@ -220,7 +221,8 @@ def smoke() -> list[Finding]:
             losses = steps("tpu", compiled=mode == "compile")
         launches = profile.trace.launches
         new = sum(launch.cache != "hit" for launch in launches)
-        text = f"{STEPS} steps, {len(launches)} launches, {new} new programs"
+        ran, made = number.plural(len(launches), "launch", "launches"), number.plural(new, "new program")
+        text = f"{STEPS} steps, {ran}, {made}"
         wrong = "" if torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-4) else "the losses differ"
         wrong = wrong or promise(mode, [len(launch.ops) for launch in launches], [launch.cache for launch in launches])
         if wrong:
