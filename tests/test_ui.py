@@ -11,7 +11,7 @@ from fixtures import traces
 
 import tpu_lab
 from tpu_lab.profile import VIEWS, Profile
-from tpu_lab.viz import marks
+from tpu_lab.viz import linked, marks
 
 app = mo.App()
 
@@ -66,6 +66,17 @@ def test_a_test_needs_no_browser(profile):
     _, names = app.run(defs={"selection": {"op": 1380}})
     title = names["shown"].title
     assert title.startswith("Op 1,380, ") and title.endswith(", in every view")
+
+
+def test_the_title_says_of_an_op_only_what_is_its_own(fused):
+    gelu = next(o.index for o in fused.trace.ops if "gelu" in o.name)
+    line, letter = (linked.resolve(fused.metrics, {"op": gelu})[kind] for kind in ("line", "fusion"))
+    own = fused.marked({"op": gelu}).title
+    assert own == f"Op {gelu}, gelu at {line} in fusion {letter}, in every view"
+    assert fused.marked({"op": gelu, "line": "other.py:3"}).title == own.replace(f" at {line}", "; line other.py:3")
+    assert fused.marked({"op": gelu, "fusion": "Z"}).title == own.replace(f" in fusion {letter}", "; fusion Z")
+    assert fused.marked({"line": line, "fusion": letter}).title == f"Line {line} in fusion {letter}, in every view"
+    assert fused.marked({"line": line, "fusion": "Z"}).title == f"Line {line}; fusion Z, in every view"
 
 
 def test_an_op_brings_its_line_and_its_fusion(fused):

@@ -67,13 +67,16 @@ def draw(m: Metrics, views: Sequence[View], picked: Mapping | None) -> View:
 
 
 def _title(m: Metrics, chosen: dict) -> str:
-    words = []
-    if chosen["op"] is not None:
-        record = next(r for r in m.trace.ops if r.index == chosen["op"])
-        words.append(f"op {number.count(record.index)}, {op_name(record.name)}"[:40])
+    """`Op 17, addmm at model.py:54 in fusion A`, and of what was picked elsewhere `Op 17, addmm; line model.py:60`."""
+    title, letters = "", fusions.letter_of(m)
+    ops = [r for r in m.trace.ops if r.index == chosen["op"]]
+    if ops:
+        title = f"op {number.count(ops[0].index)}, {op_name(ops[0].name)}"[:40]
     if chosen["line"]:
-        words.append(f"{'at' if words else 'line'} {chosen['line']}"[:40])
+        its_own = any(place(r.file, r.line) == chosen["line"] for r in ops)
+        title += f" at {chosen['line']}"[:40] if its_own else f"{'; ' if title else ''}line {chosen['line']}"[:40]
     if chosen["fusion"]:
-        words.append(f"{'in ' if words else ''}fusion {chosen['fusion']}")
-    title = " ".join(words)
+        there = ops or [r for r in m.trace.ops if chosen["line"] and place(r.file, r.line) == chosen["line"]]
+        its_own = any(letters.get(r.index) == chosen["fusion"] for r in there)
+        title += f"{' in ' if its_own else '; ' if title else ''}fusion {chosen['fusion']}"
     return f"{title[0].upper()}{title[1:]}, in every view" if title else "Nothing is picked"
