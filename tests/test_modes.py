@@ -104,6 +104,15 @@ def test_a_profile_of_turns_adds_up(compared):
             assert {m.trace.ops[i].launch for i in launch.ops} <= {launch.index}
 
 
+def test_what_is_held_in_a_profile_of_turns_sums_to_its_curve(compared):
+    """An array that lives from turn to turn is in each turn's records, and counts once."""
+    for mode, profile in compared[0].profiles.items():
+        trace = profile.trace
+        held = [sum(h.bytes for h in trace.held if h.born <= i and (h.died is None or h.died > i)) for i in range(len(trace.live))]
+        assert held == [size for _, size in trace.live], mode
+        assert (profile.memory.rows["bytes"] >= 0).all(), mode
+
+
 def test_compiled_runs_graphs_and_a_failure_is_a_row(monkeypatch):
     w = torch.randn(4, 4).to("tpu")
 

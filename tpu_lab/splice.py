@@ -27,10 +27,11 @@ def join(traces: list[Trace]) -> Trace:
         out.waits += [replace(w, time_ns=w.time_ns + shift) for w in t.waits]
         out.marks += [(what, ns + shift) for what, ns in t.marks if what != "block end"]
         lives = len(out.live)
-        out.held += [
-            replace(h, op=None if h.op is None else h.op + ops, born=h.born + lives, died=None if h.died is None else h.died + lives)
-            for h in t.held
-        ]
+        for h in t.held:
+            over = h.died is None and t is not traces[-1]  # the next trace tells it again, as made before it
+            died = lives + len(t.live) if over else None if h.died is None else h.died + lives
+            op = None if h.op is None else h.op + ops
+            out.held.append(replace(h, op=op, born=h.born + lives, died=died, taken=h.taken or over))
         out.live += [(op + ops, size) for op, size in t.live]
         out.programs.update(t.programs)
         out.dropped += t.dropped
