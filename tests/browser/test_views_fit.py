@@ -1,7 +1,9 @@
 """In a real Chromium: nothing of a view is cut or sticks out, also in a wide face and a narrow cell; no console error."""
 
 import html
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,23 @@ def test_the_frames_of_vs_code_and_colab(page, profiles, name):
     assert frame.evaluate(height) > closed > 900
     assert frame.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     page.emulate_media(color_scheme="light")
+
+
+def test_the_smallest_share_and_the_longest_figure_fit(page):
+    trace = traces.growing()
+    first = trace.compiles[0].site
+    trace.compiles[:] = [
+        c if c.site == first else replace(c, trace_ns=c.trace_ns // 99, lower_ns=0, compile_ns=c.compile_ns // 99)
+        for c in trace.compiles
+    ]
+    shown = Profile(trace, peak_flops=182e9)
+    assert "others: " in shown.cache.html
+    show(page, shown.cache.html)
+    last = page.locator(".sites > :last-child")
+    assert last.evaluate("e => e.scrollWidth <= e.clientWidth") and page.evaluate(CUT) == []
+    figure = re.sub(r'(<td class="r">)[^<]*( <span class="dim">)', r"\1&lt;0.001\2", shown.roofline.html)
+    show(page, figure + "<style>.tl *:not(code) { font-family: 'DejaVu Sans' !important }</style>")
+    assert "&lt;0.001 <" in figure and page.evaluate(CUT) == []
 
 
 def test_marks_can_be_seen_and_read(page, profiles):
