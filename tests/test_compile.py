@@ -281,3 +281,13 @@ def test_written_arguments_give_their_memory_back():
     newest = max(cache.programs.values(), key=lambda p: p.used if p.view.kind == "compiled" else 0)
     assert newest.view.donated == (0,)
     close(x, torch.full((1000,), 8.0))
+
+
+def test_no_memory_is_taken_for_a_gradient_that_is_handed_through(recwarn):
+    """The gradient of `a + 1` is the one that came in: no result of the backward graph is made in a saved tensor's place."""
+    w = torch.rand(5, 5).to("tpu")
+    f = torch.compile(lambda a, b: ((a + 1).t(), (((b @ w).tanh() @ w).tanh() @ w).tanh()), backend="tpu", fullgraph=True)
+    a, b = (torch.rand(5, 5).to("tpu").requires_grad_() for _ in range(2))
+    torch.autograd.backward(f(a, b), [torch.ones(5, 5).to("tpu")] * 2)
+    assert not [w for w in recwarn if "donated" in str(w.message)]
+    close(a.grad, torch.ones(5, 5))

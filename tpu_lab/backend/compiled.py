@@ -63,7 +63,8 @@ class CompiledGraph:
         outputs = next(n for n in reversed(module.graph.nodes) if n.op == "output").args[0]
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         self.on_cpu = [_device(n) == "cpu" for n in outputs]
-        self.output_bases = list(filter(None, map(_base, dict.fromkeys(n for n in outputs if n is not None))))
+        made = dict.fromkeys(fxgraph.viewed(n) for n in outputs if isinstance(n, torch.fx.Node))
+        self.output_bases = list(filter(None, (_base(n) for n in made if n.op != "placeholder")))
         self.written = fxgraph.written(module)
         self.donatable = tuple(donatable)
         self.link = link  # compiled_records.Link: the forward call that a backward belongs to
@@ -299,7 +300,7 @@ def _device(node) -> str:
 
 def _base(node):
     """The base that a result of these strides gets; None for symbolic sizes."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    value = node.meta.get("val")
     if not isinstance(value, Tensor) or not all(type(n) is int for n in (*value.shape, *value.stride())):
         return None
     return storage.layout(tuple(value.shape), tuple(value.stride()), value.dtype)[0]

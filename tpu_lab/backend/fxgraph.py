@@ -146,6 +146,15 @@ def makers(module: torch.fx.GraphModule) -> list[int | None]:
     return out
 
 
+def viewed(node: Node) -> Node:
+    """The node whose memory the value has: itself, or what it is a view of, an argument maybe."""
+    while True:
+        source = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(source.target, torch._ops.OpOverload) or _kind(source.target) != "view":
+            return node
+        node = source.args[0]
+
+
 def _info(node: Node) -> OpInfo:
     operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     outputs = _tensors(node.meta.get("val"))
