@@ -104,6 +104,14 @@ def test_integers_to_negative_powers():
     check(aten.pow.Tensor_Tensor, base, torch.tensor([-3, -2, -3, -1, 4, 3]))
 
 
+def test_integers_to_large_powers_wrap():
+    base = torch.tensor([0, 1, -1, 2, 3, -5, 2**62])
+    powers = [0, 1, 63, 64, 65, 127, 128, 1000, 2**40 + 3, 2**63 - 1]
+    calls = [call(aten.pow.Tensor_Scalar, base, p) for p in powers] + [call(aten.pow.Scalar, 3, torch.tensor(powers))]
+    calls += [call(aten.pow.Tensor_Tensor, base.to(d), torch.full((7,), 100, dtype=d)) for d in (torch.int8, torch.uint8, torch.int32)]
+    check_batches(calls)
+
+
 def test_bits_and_shifts():
     counts = torch.tensor([0, 1, 3, 31, 32, 63, 64, -1])
     calls = [call(getattr(aten, n).Tensor, x, y) for n in ("bitwise_and", "bitwise_or", "bitwise_xor")

@@ -223,6 +223,7 @@ def test_bins():
         calls(aten.bucketize.Tensor, x, edges, right=right, out_int32=True)
         calls(aten.bucketize.Scalar, 2.0, edges, right=right)
     calls(aten.searchsorted.Tensor, edges.expand(2, 4).contiguous(), x, side="right")
+    calls(aten.searchsorted.Tensor, torch.tensor([[1.0, NAN], [NAN, NAN]]), torch.tensor([[0.0, NAN], [NAN, NAN]]))
     calls(aten.histc.default, randn(3, 50), 5, -1, 1)
     calls(aten.histc.default, randn(3, 50), 5)
     calls.check()

@@ -146,10 +146,23 @@ def int_power(a, b):
     if a.dtype == bool:
         return a | ~b
     if not jnp.issubdtype(b.dtype, jnp.signedinteger):
-        return jnp.power(a, b)
+        return _squared(a, b)
     sign = jnp.where(b % 2 == 0, 1, -1).astype(a.dtype)
     negative = jnp.where(a == 1, 1, jnp.where(a == -1, sign, 0))
-    return jnp.where(b < 0, negative, jnp.power(a, jnp.maximum(b, 0)))
+    return jnp.where(b < 0, negative, _squared(a, jnp.maximum(b, 0)))
+
+
+def _squared(a, b):
+    """a ** b for b >= 0 by squaring: jax looks at six bits of b, and odd numbers have powers that wrap beyond the 63rd."""
+
+    def higher(state):
+        b, base, found = state
+        return b >> 1, base * base, jnp.where(b & 1 == 1, found * base, found)
+
+    base = a
+    for _ in range(6):
+        base = base * base
+    return lax.while_loop(lambda state: (state[0] != 0).any(), higher, (b >> 6, base, jnp.power(a, b & 63)))[2]
 
 
 def _inexact(x) -> bool:

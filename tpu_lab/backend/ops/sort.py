@@ -7,7 +7,8 @@ with their positions beside them.
 
 from __future__ import annotations
 
-import jax
+import operator
+
 import jax.numpy as jnp
 import torch
 from jax import lax
@@ -167,7 +168,8 @@ def _sorter_inside(sorted_sequence, x, *, sorter=None, **__):
 
 @op(aten.searchsorted, kind="reduce", bounds=_sorter_inside)
 def searchsorted(sorted_sequence, x, *, out_int32=False, right=False, side=None, sorter=None):
-    """Where each x goes into the sorted last dimension; `side="right"` means after equal ones."""
+    """Where each x goes into the sorted last dimension; `side="right"` means after equal ones. The halves are PyTorch's,
+    so that a row with NaN, which has no order, gives the same place."""
     edges = sorted_sequence if sorter is None else jnp.take_along_axis(sorted_sequence, sorter.astype(jnp.int32), -1)
     x = (
         jnp.asarray(x).astype(edges.dtype)
@@ -176,11 +178,24 @@ def searchsorted(sorted_sequence, x, *, out_int32=False, right=False, side=None,
     )
     edges, x = jnp.promote_types(edges.dtype, x.dtype), (edges, x)
     edges, x = (v.astype(edges) for v in x)
-    side = "right" if right or side == "right" else "left"
-    if edges.ndim == 1:
-        return jnp.searchsorted(edges, x, side=side)
-    rows = jax.vmap(lambda e, v: jnp.searchsorted(e, v, side=side))
-    return rows(edges.reshape(-1, edges.shape[-1]), x.reshape(-1, x.shape[-1])).reshape(x.shape)
+    beyond = operator.gt if right or side == "right" else operator.ge
+    size = edges.shape[-1]
+    if not size or not x.size:
+        return jnp.zeros(x.shape, jnp.int32)
+
+    def edge(n):
+        if edges.ndim == 1:
+            return edges[n]
+        return jnp.take_along_axis(edges.reshape(-1, size), n.reshape(-1, x.shape[-1]), -1).reshape(x.shape)
+
+    def halve(_, found):
+        low, high = found
+        middle = (low + high) // 2
+        left = beyond(edge(jnp.minimum(middle, size - 1)), x)  # false of NaN on either side
+        return jnp.where(left | (low >= high), low, middle + 1), jnp.where(left & (low < high), middle, high)
+
+    ends = jnp.zeros(x.shape, jnp.int32), jnp.full(x.shape, size, jnp.int32)
+    return lax.fori_loop(0, size.bit_length(), halve, ends)[0]
 
 
 @op(aten.bucketize, kind="reduce")
