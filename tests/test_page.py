@@ -27,6 +27,13 @@ def heights(piece, names):
     return [float(re.search(rf'y="([\d.]+)">{name}<', piece.html)[1]) for name in names]
 
 
+def test_two_things_of_equal_widths_grow_alike_also_under_one_another():
+    grown = re.findall(r"flex:(\d+) 1 (\d+)px;min-width:0(;max-width:\d+px)?", page.beside("a", "b", (480, 480)).html)
+    assert grown == [("1", "480", ""), ("1", "480", "")]
+    grown = re.findall(r"flex:(\d+) 1 (\d+)px;min-width:0(;max-width:\d+px)?", page.beside("a", "b").html)
+    assert grown == [("1", "360", ";max-width:520px"), ("3", "700", "")]
+
+
 def test_what_shows_itself_is_nested_and_a_string_is_escaped():
     made = page.beside(
         page.stack("a < b", None, Shown()), page.panel(("x & y", Jupyter()), ("z", Markup("<b>bold</b>")))

@@ -96,12 +96,16 @@ def panel(*labelled: tuple[str, Any]) -> Piece:
 
 
 def beside(left: Any, right: Any, widths: tuple[int, int] = (360, 700)) -> Piece:
-    """Two things side by side where there is room, else one under the other. widths: pixels each needs at least."""
+    """Two things side by side where there is room, else one under the other. widths: pixels each needs at least.
+
+    Of equal widths both grow alike; else the right one takes what room there is.
+    """
     small, large = widths
+    grow, limit = (1, "") if small == large else (round(large / small) + 1, f";max-width:{max(520, small)}px")
     return Piece(
         '<div style="display:flex;flex-wrap:wrap;gap:24px 40px;align-items:flex-start">'
-        f'<div style="flex:1 1 {small}px;min-width:0;max-width:{max(520, small)}px">{as_html(left)}</div>'
-        f'<div style="flex:{round(large / small) + 1} 1 {large}px;min-width:0">{as_html(right)}</div></div>',
+        f'<div style="flex:1 1 {small}px;min-width:0{limit}">{as_html(left)}</div>'
+        f'<div style="flex:{grow} 1 {large}px;min-width:0">{as_html(right)}</div></div>',
         f"{left!r}\n{right!r}",
     )
 
