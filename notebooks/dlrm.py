@@ -229,9 +229,9 @@ def _(shares, short, split):
         mo.md("""
         ## Where the bytes go
 
-        A lookup reads a row and writes it: bytes, and **no arithmetic**. Its gradient is as large as the whole table,
+        A lookup reads a row and writes it: bytes, and **no matmul**. Its gradient is as large as the whole table,
         though a batch touches few of its rows, and the optimizer reads and writes every row of it, with its two moments.
-        The matmuls do all the arithmetic.
+        The matmuls do nearly all the arithmetic.
         """),
         lesson.bytes_table(split),
         page.facts(

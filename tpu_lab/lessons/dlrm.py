@@ -68,16 +68,16 @@ def shares_of(split: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float
 
 
 def bytes_table(split: Mapping[str, tuple[float, float]]) -> page.Piece:
-    """Who does the FLOPs of a step and who moves its bytes."""
+    """Who does the model FLOPs of a step, those of its matmuls, and who moves its bytes."""
     shares = shares_of(split)
     return page.table(
         [
             {
                 "part of a step": part,
-                "FLOPs": f"{100 * shares[part][0]:.0f}%",
+                "matmul FLOPs": f"{100 * shares[part][0]:.0f}%",
                 "bytes": f"{100 * shares[part][1]:.0f}%",
-                "MB moved": number.sig(moved / 1e6),
-                "FLOP per byte": number.sig(flops / moved) if flops else "0",
+                "MiB moved": number.sig(moved / 2**20),
+                "matmul FLOP per byte": number.sig(flops / moved) if flops else "0",
             }
             for part, (flops, moved) in split.items()
         ],
