@@ -61,6 +61,8 @@ def test_a_table_puts_numbers_to_the_right():
     made = page.table([{"group": "A", "size": "12.0 KiB", "share": 0.5}], caption="groups").html
     assert made.count("text-align:right") == 4 and made.count("text-align:left") == 2
     assert ">0.50<" in made and '<th scope="col"' in made
+    painted = re.findall(r"<(?:table|thead|tr|th|td)\b[^>]*>", made)
+    assert len(painted) == 10 and all("background:none" in tag for tag in painted), "hosts stripe rows"
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 4, 6), (3, 4, 6), (4, 6, 3)])

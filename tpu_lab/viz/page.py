@@ -130,20 +130,19 @@ def table(rows: Sequence[Mapping[str, Any]], caption: str) -> Piece:
         side = "right;white-space:nowrap" if name in right else "left"
         shown = number.sig(value) if isinstance(value, float) else value
         scope = ' scope="col"' if tag == "th" else ""
-        return (
-            f'<{tag}{scope} style="padding:4px 24px 4px 0;border:0;text-align:{side};{extra}">{as_html(shown)}</{tag}>'
-        )
+        return f'<{tag}{scope} style="padding:4px 24px 4px 0;border:0;background:none;text-align:{side};{extra}">{as_html(shown)}</{tag}>'
 
+    plain = 'style="background:none"'  # Jupyter, VS Code and Colab stripe rows and colour the head
     head = "".join(cell("th", n, n, f"font-weight:400;font-size:12px;opacity:.78;border-bottom:{HAIR}") for n in names)
     body = "".join(
-        "<tr>" + "".join(cell("td", name, row[name], f"border-bottom:{ROW}") for name in names) + "</tr>"
+        f"<tr {plain}>" + "".join(cell("td", name, row[name], f"border-bottom:{ROW}") for name in names) + "</tr>"
         for row in rows
     )
     hidden = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
     return Piece(
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:0;margin:0;width:auto;background:none;'
         'color:inherit;font-size:12.5px;line-height:20px;font-variant-numeric:tabular-nums">'
-        f'<caption style="{hidden}">{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>'
+        f'<caption style="{hidden}">{escape(caption)}</caption><thead {plain}><tr {plain}>{head}</tr></thead><tbody>{body}</tbody>'
         "</table></div>",
         "\n".join("  ".join(str(row[name]) for name in names) for row in rows),
     )
