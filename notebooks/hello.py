@@ -20,7 +20,7 @@ with app.setup:
     import torch
 
     import tpu_lab
-    from tpu_lab.viz import page
+    from tpu_lab.viz import number, page
 
 
 @app.cell(hide_code=True)
@@ -71,7 +71,9 @@ def picture(mode, trace):
             f'<div style="width:86px;opacity:.78">{when}</div>'
             f'<div style="flex:1;display:flex;gap:10px">{"".join(columns)}</div></div>'
         )
-    said = f"{mode} mode: {half} launches a run; " + ", ".join(launch.cache for launch in trace.launches)
+    said = f"{mode} mode: {number.plural(half, 'launch', 'launches')} a run; " + ", ".join(
+        launch.cache for launch in trace.launches
+    )
     return page.Piece(
         f'<div role="figure" aria-label="{said}" style="font-size:12.5px;line-height:20px;max-width:760px">'
         f'<div style="font-weight:600">{mode}</div>{"".join(rows)}</div>',

@@ -91,10 +91,10 @@ def test_hello_a_new_shape_is_not_a_hit_and_then_it_is(hello):
         browser.settle(page, "What we saw")
         first = page.get_by_role("figure", name=re.compile("^fused mode")).get_attribute("aria-label")
         press(page, 0, "ArrowRight")  # 80 rows
-        changed = page.get_by_role("figure", name=re.compile("^fused mode: 1 launches a run; (miss|disk), hit$"))
+        changed = page.get_by_role("figure", name=re.compile("^fused mode: 1 launch a run; (miss|disk), hit$"))
         changed.wait_for(timeout=30_000)
         press(page, 0, "ArrowLeft")  # back
-        page.get_by_role("figure", name="fused mode: 1 launches a run; hit, hit").wait_for(timeout=30_000)
+        page.get_by_role("figure", name="fused mode: 1 launch a run; hit, hit").wait_for(timeout=30_000)
         assert first.endswith("hit")
         assert not seen.errors and not seen.outside
 
