@@ -132,8 +132,8 @@ def pow_(a, b):
     if isinstance(b, (int, float)) and not isinstance(b, bool):
         if b < 0 and type(b) is int and not _inexact(a):
             raise RuntimeError("Integers to negative integer powers are not allowed.")
-        if abs(b) <= 8 and b == int(b):
-            return int_power(a, b) if not _inexact(a) else lax.integer_pow(a, int(b))
+        if abs(b) <= 8 and b == int(b) and (b >= 0 or _inexact(a)) and a.dtype != bool:
+            return lax.integer_pow(a, int(b))
         if b in (0.5, -0.5) and is_float(a):  # pow(-inf, 0.5) is inf, sqrt(-inf) is NaN: PyTorch, too, takes the root
             return jnp.sqrt(a) if b > 0 else 1 / jnp.sqrt(a)
     a, b = _same(a, b)
