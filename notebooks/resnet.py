@@ -290,14 +290,15 @@ def _(accuracy, groups, params, profile):
 
 
 @app.cell
-def _(accuracy, first_losses, groups, params, profile, stored):
-    # What the text above claims, held.
+def _(accuracy, batch, channels, first_losses, groups, params, profile, stored):
+    # What the text above claims, held; what it learns, for what the controls start with.
+    _at_first = (channels.value, batch.value) == (params["channels"], params["batch"])
     assert len(first_losses) == params["steps"] and profile.trace.launches, "the steps ran on the device"
     assert profile.fusions.rows.saved.sum() > 0, "fusing saves bytes"
     _on_tpu = lesson.with_company(groups.rows[~groups.rows.compiler.str.contains("CPU")])
     assert _on_tpu[0] / _on_tpu[1] > 0.5, "the TPU's compiler joins most convolutions with what follows"
     assert stored["padding"][0]["held"] / stored["padding"][0]["useful"] > 4, "a small batch wastes most of the tile"
-    assert accuracy is None or accuracy >= params["accuracy"], "it learned to read"
+    assert accuracy is None or not _at_first or accuracy >= params["accuracy"], "it learned to read"
     return
 
 
