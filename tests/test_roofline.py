@@ -1,6 +1,7 @@
 """The roofline: bounds by hand, measured against shared time, what stands on no axis."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,6 +72,21 @@ def test_area_is_time_and_points_stand_where_the_axes_say(three):
     rows = {t.text: t.at for t in plot.ys}
     assert rows["100"] < large.y < rows["10"]  # 50 GFLOP/s
     assert plot.ridge[0] == pytest.approx(decade["10"], abs=0.2) and plot.ridge[1] == pytest.approx(rows["100"], abs=0.2)
+
+
+@pytest.mark.parametrize("bandwidth", [2e9, 5e9, 1e10, 4e10])
+@pytest.mark.parametrize("of_ridge", [0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.5])
+def test_no_label_lies_on_the_words_of_the_ridge(three, bandwidth, of_ridge):
+    """Wherever the roofs of a machine meet, and however little of them a launch reaches."""
+    r = theory.Roofline(Metrics(three, Peak(100e9, "f32", "a CPU", "measured", bandwidth)))
+    work, rate = 1e6, r.peak / 5000
+    cost = replace(r.points[0].cost, ns=1e9 * work / rate, bytes=int(work / (of_ridge * r.ridge)))
+    low = replace(r.points[0], cost=cost, work=work, measured=True)
+    plot = roof_plot.plot(r, [("all", low), *((str(i), p) for i, p in enumerate(r.points[1:]))])
+    mark = next(m for m in plot.marks if m.label == "all")
+    side = -1 if plot.ridge_end else 1
+    words = sorted((plot.ridge[0] + side * 6, plot.ridge[0] + side * (6 + 5 * len(plot.ridge_words))))
+    assert mark.lx + 9 < words[0] or mark.lx - 9 > words[1] or abs(mark.ly - (plot.box[3] - 10)) > 8, mark
 
 
 def test_caches_can_beat_the_memory_roof_and_it_says_so(three):

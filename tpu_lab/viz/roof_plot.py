@@ -87,7 +87,11 @@ def plot(r: Roofline, labelled: list[tuple[str, Point]]) -> Plot:
     slope = _clear(first, ridge, spots)
     unit, factor = number.work_unit(r.peak)
     most = max((_weight(p) for label, p in drawn if label != "all"), default=1.0) or 1.0
-    words = [(right - 20 * k, ridge[1] + 20) for k in range(6)] + [(slope[0] + 12 * k, slope[1] - 10) for k in (-1, 0, 1)]
+    along = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    ridge_end = ridge[0] > 0.7 * right
+    words: list[tuple[float, float]] = [(right - 20 * k, ridge[1] + 20) for k in range(6)]
+    words += [(slope[0] + k * along[0] + 11 * along[1], slope[1] + k * along[1] - 11 * along[0]) for k in (-24, -12, 0, 12, 24)]
+    words += [(ridge[0] + (-1 if ridge_end else 1) * (10 + 15 * k), bottom - 10) for k in range(7)]
     marks = _marks(drawn, at_x, at_y, most, (LEFT, TOP, right, bottom), words)
     xs = tuple(Tick(round(at_x(10**k), 1), _power(k)) for k in range(x_low, x_high + 1))
     ys = tuple(Tick(round(at_y(10**k), 1), number.sig(10**k / factor, 1)) for k in range(y_low, math.floor(y_high) + 1))
@@ -95,7 +99,7 @@ def plot(r: Roofline, labelled: list[tuple[str, Point]]) -> Plot:
     assert r.m.peak is not None
     return Plot(
         WIDTH, HEIGHT, (LEFT, TOP, right, bottom), xs, ys, roof, (round(ridge[0], 1), round(ridge[1], 1)),
-        f"ridge {number.sig(r.ridge)} FLOP/B", ridge[0] > 0.7 * right, (round(slope[0], 1), round(slope[1], 1), round(angle, 1)), bandwidth(r.bandwidth),
+        f"ridge {number.sig(r.ridge)} FLOP/B", ridge_end, (round(slope[0], 1), round(slope[1], 1), round(angle, 1)), bandwidth(r.bandwidth),
         (number.rate(r.peak), _source(r.m.peak)), marks, f"{unit}/s", label,
     )  # fmt: skip
 
