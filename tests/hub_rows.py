@@ -105,6 +105,7 @@ class Row:
 
 WRITERS = [  # decoders: each word sees those before it
     Row("llama", "LlamaForCausalLM", GROUPED),
+    Row("llama4", "Llama4ForCausalLM", HEADS | dict(num_local_experts=4, intermediate_size_mlp=48, attention_chunk_size=4)),
     Row("qwen2", "Qwen2ForCausalLM", GROUPED),
     Row("qwen3", "Qwen3ForCausalLM", HEADS),
     Row("qwen3_moe", "Qwen3MoeForCausalLM", HEADS | EXPERTS | dict(num_experts=4)),
@@ -129,6 +130,9 @@ WRITERS = [  # decoders: each word sees those before it
     Row("mamba2", "Mamba2ForCausalLM", TEXT | dict(state_size=4, num_heads=8, head_dim=8, n_groups=1, chunk_size=4), unlabelled),
     Row("rwkv", "RwkvForCausalLM", NAMED | SIZES | dict(attention_hidden_size=32, context_length=16), lambda: words(use_cache=False)),
     Row("recurrent_gemma", "RecurrentGemmaForCausalLM", HEADS | dict(lru_width=32, attention_window_size=4, block_types=["recurrent", "attention"])),
+    Row("falcon_h1", "FalconH1ForCausalLM", HEADS | dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=1, mamba_d_state=4, mamba_chunk_size=4, mamba_expand=1)),
+    Row("lfm2", "Lfm2ForCausalLM", GROUPED | dict(layer_types=["conv", "full_attention"], conv_L_cache=3, block_multiple_of=8)),
+    Row("minimax", "MiniMaxForCausalLM", HEADS | dict(num_local_experts=4, num_experts_per_tok=2, block_size=4, layer_types=["linear_attention", "full_attention"])),
     Row("xlnet", "XLNetLMHeadModel", dict(vocab_size=WORDS, d_model=32, n_layer=2, n_head=4, d_inner=48)),
     Row("reformer", "ReformerModelWithLMHead", dict(vocab_size=WORDS, hidden_size=32, num_attention_heads=2, attention_head_size=16, feed_forward_size=48, attn_layers=["local", "local"], local_attn_chunk_length=4, lsh_attn_chunk_length=4, num_hashes=2, num_buckets=4, axial_pos_shape=[2, 4], axial_pos_embds_dim=[16, 16], max_position_embeddings=8, is_decoder=True, hash_seed=0, hidden_dropout_prob=0.0, local_attention_probs_dropout_prob=0.0), training=True),
 ]  # fmt: skip
@@ -161,6 +165,7 @@ SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("convnext", "ConvNextForImageClassification", dict(hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, num_labels=5), labelled),
     Row("swin", "SwinForImageClassification", STAGES, labelled),
     Row("swinv2", "Swinv2ForImageClassification", STAGES, labelled),
+    Row("hiera", "HieraForImageClassification", dict(embed_dim=8, image_size=[32, 32], patch_size=[7, 7], patch_stride=[4, 4], patch_padding=[3, 3], depths=[1, 1], num_heads=[1, 2], masked_unit_size=[4, 4], query_stride=[2, 2], num_query_pool=1, mlp_ratio=2.0, num_labels=5), lambda: labelled(32)),
     Row("beit", "BeitForImageClassification", VISION | dict(use_relative_position_bias=True), labelled),
     Row("dinov2", "Dinov2ForImageClassification", VISION | dict(image_size=24), labelled),
     Row("vit_mae", "ViTMAEForPreTraining", VISION | dict(decoder_hidden_size=32, decoder_num_hidden_layers=1, decoder_num_attention_heads=4, decoder_intermediate_size=48), lambda: pixels(noise=draw(BATCH, 4))),
@@ -172,6 +177,7 @@ SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("dpt", "DPTForDepthEstimation", VISION | dict(neck_hidden_sizes=[8, 8, 16, 16], neck_ignore_stages=[], fusion_hidden_size=16, reassemble_factors=[4, 2, 1, 0.5], is_hybrid=False, num_hidden_layers=4, backbone_out_indices=[0, 1, 2, 3]), pixels),
     Row("detr", "DetrForObjectDetection", DETECT, pixels, ("ResNetConfig", RESNET)),
     Row("deformable_detr", "DeformableDetrForObjectDetection", DETECT | dict(num_feature_levels=2), pixels, ("ResNetConfig", RESNET | dict(out_features=["stage1", "stage2"]))),
+    Row("rt_detr", "RTDetrForObjectDetection", dict(d_model=32, encoder_hidden_dim=32, encoder_in_channels=[8, 16], feat_strides=[4, 8], encoder_layers=1, decoder_layers=2, encoder_ffn_dim=48, decoder_ffn_dim=48, encoder_attention_heads=4, decoder_attention_heads=4, num_queries=5, num_feature_levels=2, decoder_in_channels=[32, 32], encode_proj_layers=[1], num_labels=5, use_timm_backbone=False, num_denoising=0, eval_size=None), lambda: pixels(32), ("RTDetrResNetConfig", RESNET | dict(out_features=["stage1", "stage2"]))),
     Row("yolos", "YolosForObjectDetection", VISION | dict(image_size=[16, 16], num_detection_tokens=4), pixels),
     Row("sam", "SamModel", dict(
         vision_config=SIZES | dict(image_size=16, patch_size=4, window_size=2, global_attn_indexes=[1], output_channels=32, num_pos_feats=16, mlp_dim=48),
@@ -181,6 +187,7 @@ SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("clip", "CLIPModel", dict(text_config=TEXT, vision_config=VISION, projection_dim=16), lambda: unlabelled(**pixels(), return_loss=True)),
     Row("siglip", "SiglipModel", dict(text_config=TEXT | dict(projection_size=32), vision_config=VISION), lambda: unlabelled(**pixels(), return_loss=True)),
     Row("blip", "BlipForConditionalGeneration", dict(text_config=TEXT | dict(encoder_hidden_size=32), vision_config=VISION), lambda: words(**pixels())),
+    Row("blip_2", "Blip2ForConditionalGeneration", dict(vision_config=VISION, qformer_config=SIZES | dict(vocab_size=WORDS, encoder_hidden_size=32, max_position_embeddings=64), text_config=NAMED | SIZES | dict(model_type="opt", ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64), num_query_tokens=4, image_token_index=3), lambda: words(**pixels(), input_ids=torch.tensor([[3, 3, 3, 3, 1, 9, 8, 7]]).repeat(BATCH, 1))),
     Row("llava", "LlavaForConditionalGeneration", dict(text_config=GROUPED | dict(model_type="llama"), vision_config=VISION | dict(model_type="clip_vision_model"), image_token_index=3, image_seq_length=4), lambda: words(**pixels(), input_ids=torch.tensor([[1, 3, 3, 3, 3, 9, 8, 7]]).repeat(BATCH, 1))),
     Row("vilt", "ViltModel", TEXT | dict(image_size=16, patch_size=8), lambda: unlabelled(**pixels()), host=frozenset({"nonzero", "_unique2"})),
     Row("perceiver", "PerceiverForMaskedLM", dict(vocab_size=WORDS, d_model=32, d_latents=32, num_latents=4, num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=4, num_cross_attention_heads=4, qk_channels=32, v_channels=32, max_position_embeddings=8), lambda: {"inputs" if k == "input_ids" else k: v for k, v in words().items()}),
@@ -192,6 +199,7 @@ SENSES = [  # pictures, sound, both with words, and numbers over time
     Row("encodec", "EncodecModel", dict(num_filters=4, hidden_size=16, codebook_dim=16, codebook_size=16, num_lstm_layers=1, upsampling_ratios=[4, 2], target_bandwidths=[24.0], sampling_rate=1000), lambda: dict(input_values=draw(BATCH, 1, 64))),
     Row("time_series_transformer", "TimeSeriesTransformerForPrediction", SERIES | dict(num_time_features=1), series),
     Row("informer", "InformerForPrediction", SERIES | dict(num_time_features=1), series),
+    Row("timesfm", "TimesFmModelForPrediction", SIZES | dict(patch_length=4, context_length=16, horizon_length=4, head_dim=8, freq_size=3), lambda: dict(past_values=draw(BATCH, 16), freq=torch.tensor([0, 1]))),
     Row("autoformer", "AutoformerForPrediction", SERIES | dict(num_time_features=1, label_length=4, moving_average=3), series),
     Row("patchtst", "PatchTSTForPrediction", SIZES | dict(num_input_channels=2, context_length=16, patch_length=4, patch_stride=4, prediction_length=4, d_model=32, ffn_dim=48), lambda: dict(past_values=draw(BATCH, 16, 2), future_values=draw(BATCH, 4, 2))),
     Row("decision_transformer", "DecisionTransformerModel", dict(state_dim=6, act_dim=3, hidden_size=32, max_ep_len=16, n_layer=2, n_head=4), lambda: dict(states=draw(BATCH, 4, 6), actions=draw(BATCH, 4, 3), rewards=draw(BATCH, 4, 1), returns_to_go=draw(BATCH, 4, 1), timesteps=draw(BATCH, 4, top=15), attention_mask=torch.ones(BATCH, 4))),

@@ -20,6 +20,7 @@ SLOW = {  # seconds each, most of them of compiling: in `python -m tests.hub_mod
     "mamba2", "xlnet", "gpt_neox", "poolformer", "electra", "big_bird", "layoutlm",
     "phi3", "olmo2", "cohere", "gemma2", "wavlm", "convbert", "swinv2", "segformer", "siglip", "deepseek_v2", "perceiver", "decision_transformer",
     "opt", "bloom", "phi", "reformer", "roberta", "albert", "modernbert", "fnet", "esm", "beit", "hubert", "audio_spectrogram_transformer",
+    "llama4", "falcon_h1", "lfm2", "minimax", "hiera", "blip_2", "rt_detr", "timesfm",
 }  # fmt: skip
 
 
@@ -54,6 +55,14 @@ def test_a_wrong_gradient_is_told():
     assert hub_models.differences(row, right, right) == []
     wrong = [torch.ones(3)], {"weight": torch.tensor([1.0, 2.1]), "bias": torch.ones(1)}
     assert len(hub_models.differences(row, wrong, right)) == 3
+
+
+@pytest.mark.parametrize(("alone", "right"), [(1e-8, True), (1e-3, False), (float("nan"), False)])
+def test_a_gradient_that_is_zero_on_one_side_is_rounding_on_the_other(alone, right):
+    weight = {"weight": torch.ones(2)}
+    one, other = ([torch.ones(2)], weight), ([torch.ones(2)], weight | {"key": torch.full((2,), alone)})
+    for sides in ((one, other), (other, one)):
+        assert (hub_models.differences(hub_rows.named("llama"), *sides) == []) == right
 
 
 @pytest.mark.parametrize(
