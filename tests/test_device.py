@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 
 import jax
 import numpy as np
@@ -83,6 +84,27 @@ def test_every_name_of_the_table_is_there_and_answers():
     assert begin.elapsed_time(end) >= 0 and end.query()
     torch.tpu.manual_seed(5)
     assert torch.tpu.initial_seed() == 5 and len(torch.tpu.default_generators) == 1
+
+
+def test_a_mode_is_set_for_a_block_or_a_function_and_alone_it_warns():
+    modes = torch.tpu.EagerMode
+
+    @torch.tpu.set_eager_mode("fused")
+    def deferred():
+        return (torch.ones(3, device="tpu") + 1).untyped_storage()._tpu.value.__class__.__name__
+
+    scope = torch.tpu.set_eager_mode(modes.DEFER_AND_FUSE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with scope, scope:
+            pass
+        del scope
+    assert deferred() == deferred() == "Pending"
+    with pytest.warns(UserWarning, match=r"alone changes nothing.*EagerMode\.DEFER_AND_FUSE` from now on") as told:
+        torch.tpu.set_eager_mode("fused")
+    assert told[0].filename == __file__
+    with pytest.raises(ValueError, match="is no eager mode"):
+        torch.tpu.set_eager_mode("fast")
 
 
 def test_eager_mode_is_a_property_and_the_context_beats_it():

@@ -10,6 +10,7 @@ import contextlib
 import enum
 import os
 import threading
+import warnings
 
 
 class EagerMode(enum.IntEnum):
@@ -122,6 +123,36 @@ def mode_scope(value):
         yield
     finally:
         thread.stack.pop()
+
+
+class Scope(contextlib.ContextDecorator):
+    """`mode_scope` of the user's: as a block, or on a function. A warning when it is used as neither, and did nothing."""
+
+    def __init__(self, mode):
+        self._used, self._open = True, []  # used, until the mode is known to be one
+        self._mode = as_mode(mode)
+        self._used = False
+
+    def __call__(self, fn):
+        self._used = True
+        return super().__call__(fn)
+
+    def __enter__(self) -> None:
+        self._used = True
+        self._open.append(mode_scope(self._mode))
+        self._open[-1].__enter__()
+
+    def __exit__(self, *error) -> None:
+        self._open.pop().__exit__(*error)
+
+    def __del__(self) -> None:
+        if not self._used:
+            name = self._mode.name
+            warnings.warn(
+                "torch.tpu.set_eager_mode(...) alone changes nothing: `with torch.tpu.set_eager_mode(...):` holds for its block, "
+                f"`torch.tpu.eager_mode = torch.tpu.EagerMode.{name}` from now on",
+                stacklevel=2,
+            )
 
 
 @contextlib.contextmanager

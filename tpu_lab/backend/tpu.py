@@ -44,8 +44,8 @@ class _Module(types.ModuleType):
 
 
 def set_eager_mode(mode):
-    """Context manager: the eager mode of this thread inside the block."""
-    return state.mode_scope(state.as_mode(mode))
+    """Context manager and decorator: the eager mode of this thread inside the block. Alone it changes nothing, and warns."""
+    return state.Scope(mode)
 
 
 def is_available() -> bool:
