@@ -159,6 +159,9 @@ class Trace:
     log: list = field(default_factory=list, repr=False, compare=False)
     writer: Any = field(default=None, repr=False, compare=False)  # has catch_up(): backend/writer.py
 
+    def __post_init__(self) -> None:
+        self.note = self.log.append  # each op calls it, and each array's end
+
     def close(self) -> None:
         """Nothing will be noted any more: make all records, and forget how."""
         if self.writer is not None:

@@ -19,14 +19,13 @@ from tpu_lab.backend import (
     native,
     owners,
     precision,
-    recorder,
     registry,
     rng,
     signature,
     state,
     storage,
 )
-from tpu_lab.backend.recorder import RETURNED
+from tpu_lab.backend.recorder import RETURNED, begin
 from tpu_lab.backend.storage import Cell
 from tpu_lab.backend.window import window
 
@@ -165,7 +164,7 @@ def call(record: Record, args, kwargs):
             sig = _build(record, args, kwargs, cells, key, alias, len(floats), len(ints))
         if sig.plain and state.thread.tracing is None:  # the common case, without the general one's cost
             f = sig.plain
-            note = recorder.begin(sig, start) if start else None
+            note = begin(sig, start) if start else None
             try:
                 value = executor.run(sig, cells, tuple(floats), tuple(ints), note)[0]
             except OF_SHAPES as found:
@@ -188,7 +187,7 @@ def call(record: Record, args, kwargs):
             if sig.bounds is not None:
                 state.thread.tracing.check(sig, values)
         else:
-            note = recorder.begin(sig, start) if start else None
+            note = begin(sig, start) if start else None
             try:
                 out = executor.run(sig, cells, tuple(floats), tuple(ints), note)
             except OF_SHAPES as found:

@@ -14,6 +14,8 @@ from tpu_lab import trace
 from tpu_lab.backend import bounds, causes, interrupts, launches, live, owners, precision, room, state, where
 from tpu_lab.backend.cache import Refused, cache
 from tpu_lab.backend.graph import Graph
+from tpu_lab.backend.launches import of_op
+from tpu_lab.backend.recorder import MODE
 from tpu_lab.backend.state import EagerMode, mode_scope  # noqa: F401  (mode_scope: profile() uses it from here)
 from tpu_lab.backend.storage import Pending
 
@@ -110,8 +112,10 @@ def _launch(sig, values, floats, ints, mode, note):
         bounds.watch(worst, checks_of(sig))
     if mode is _DEBUG:
         jax.block_until_ready(out)
+        if note is not None:
+            note[MODE] = "debug"
     if note is not None:
-        launches.of_op(note, program, made, "debug" if mode is _DEBUG else "strict", before, out)
+        of_op(note, program, before, out, made)
     if mode is _DEBUG:
         bounds.look(wait=True)
     return out

@@ -36,7 +36,7 @@ class Counts(NamedTuple):
     donated: int
 
 
-def of_op(note: list, program, made, mode: str, before: int, out: list) -> None:
+def of_op(note: list, program, before: int, out: list, made=None) -> None:
     """Note the launch of one op in strict or debug mode. Every op pays for this: no call that can be saved.
 
     A small program runs within its dispatch, by a rule of XLA:CPU's that looks at the program alone. Whether it did costs
@@ -46,20 +46,19 @@ def of_op(note: list, program, made, mode: str, before: int, out: list) -> None:
     active = trace.active
     if active is None:
         return
-    log = active.log
     note[10] = index = active.launch_count
     active.launch_count = index + 1
     ready = 0
     if _asked == _seen:
         ready = after if program.quick >= SURE and index & 63 else _asked_now(program, out, after)
-    born = ref(out[0], log.append) if len(out) == 1 else [ref(array, log.append) for array in out]
+    append, log = active.note, active.log
     note[12] = ready
-    note[13] = program, made, mode, before, after, born
-    if log and log[-1] is note:
+    note[13] = program, before, after, ref(out[0], append) if len(out) == 1 else [ref(array, append) for array in out]
+    if not log or log[-1] is not note:  # another launch, or the end of an array, came first
         note[14] = True
-    else:  # another launch, or the end of an array, came first
-        log.append(note)
+        append(note)
     if made is not None:
+        note[16] = made
         active.add("compiles", record_compile(made, index))
     if not ready:
         _watch(active, index, note, 12, smallest(out))

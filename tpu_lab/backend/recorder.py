@@ -16,13 +16,13 @@ from tpu_lab.backend import launches, live, where, writer
 # What stands where in the note of an op:
 #     what, start, entered, noted, spot, module, phase, forward, again, index, launch, returned
 # and, of one that is a launch of its own (strict and debug mode):
-#     ready, (program, made, mode, before, after, born), whole, seen
+#     ready, (program, before, after, born), apart, seen, made, mode
 # what: its signature; or (name, inputs, outputs, static, kind, fallback), the middle two as texts or (size, dtype, ...).
 # start, returned: host clock when it was called, and when its call returned; 0 until then. entered, noted: when this file
 # began and was done, of every 64th op, as the clock itself costs. spot: see where.spot. module, phase, forward, again,
-# index, launch: as in OpRecord. The launch's: see launches.py. whole: nothing was noted between the op and its launch.
-# seen: the writer has read it.
-SPOT, MODULE, INDEX, LAUNCH, RETURNED = 4, 5, 9, 10, 11
+# index, launch: as in OpRecord. The launch's: see launches.py. apart: something was noted between the op and its launch:
+# the note stands in the log twice. seen: the writer has read it once.
+SPOT, MODULE, INDEX, LAUNCH, RETURNED, MODE = 4, 5, 9, 10, 11, 17
 SAMPLED = 63
 
 _sequence = torch._C._autograd._get_sequence_nr
@@ -46,7 +46,7 @@ def begin(what, start: int, launched: bool = True) -> list | None:
     entered = 0 if index & SAMPLED else _now()
     if index >= active.limit:
         writer.of(active).bound()
-    note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, False]
+    note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, False, None, "strict"]
     if _node() is not None:
         _backward(active, note)
     elif optimizer is not None:
@@ -61,9 +61,9 @@ def begin(what, start: int, launched: bool = True) -> list | None:
             note[4] = _spot()
         # also without grad: the first op inside a user's autograd.Function stands for all of it
         _forward.setdefault(_sequence(), note)
+    active.note(note)
     if launched:
         launches.op = note
-    active.log.append(note)
     if entered:
         note[3] = _now()
     return note

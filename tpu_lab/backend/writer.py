@@ -77,7 +77,7 @@ class Writer:
                     self._op_launch(note)
                 else:
                     self._op(note)
-                    if note[14]:
+                    if note[13] is not None and not note[14]:
                         self._op_launch(note)
             elif kind is tuple:
                 self._told(*note)
@@ -137,7 +137,7 @@ class Writer:
 
     def _op_launch(self, note) -> None:
         """A launch of one op. Its lookup began when the op was called: it is the same key."""
-        program, made, mode, before, after, born = note[13]
+        (program, before, after, born), made, mode = note[13], note[16], note[17]
         sizes, counts = self._sizes.get(note[0]) or self._results(note[0])
         point, own = len(self.trace._live), note[9]
         for ref, size in zip(born if born.__class__ is list else (born,), sizes):
