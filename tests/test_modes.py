@@ -126,7 +126,7 @@ def test_compiled_runs_graphs_and_a_failure_is_a_row(monkeypatch):
     def refuses(*_):
         raise RuntimeError("backend='tpu' raised:\nUnsupported: no <b>Dynamo</b> here")
 
-    monkeypatch.setattr(torch, "compile", lambda fn: refuses)
+    monkeypatch.setattr(torch, "compile", lambda fn, **options: refuses)
     c = tpu_lab.compare_modes(step, torch.ones(4, 4, device="tpu"), steps=1, warmup=1, modes=("strict", "compiled"), cpu=False)
     failed = c.rows.set_index("mode").failed
     assert "Dynamo" in failed["compiled"] and not failed["strict"] and list(c.profiles) == ["strict"]
