@@ -20,6 +20,7 @@ SLOW = {  # seconds each, most of them of compiling: in `python -m tests.hub_mod
     "mamba2", "xlnet", "gpt_neox", "poolformer", "electra", "big_bird", "layoutlm",
     "phi3", "olmo2", "cohere", "gemma2", "wavlm", "convbert", "swinv2", "segformer", "siglip", "deepseek_v2", "perceiver", "decision_transformer",
     "opt", "bloom", "phi", "reformer", "roberta", "albert", "modernbert", "fnet", "esm", "beit", "hubert", "audio_spectrogram_transformer",
+    "qwen2", "gpt2", "falcon", "mamba", "distilbert", "convnext", "swin", "wav2vec2",
     "llama4", "falcon_h1", "lfm2", "minimax", "hiera", "blip_2", "rt_detr", "timesfm",
 }  # fmt: skip
 
