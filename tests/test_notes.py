@@ -1,5 +1,8 @@
 """What an op leaves behind while it is recorded, and the records that are made of it: when, how many, and in which order."""
 
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -46,6 +49,56 @@ def test_an_op_that_makes_deferred_ones_run_is_no_part_of_their_launch(x, mode, 
             w = z - 2
     assert [(r.mode, r.ops) for r in p.trace.launches] == [(words[0], (0, 1)), (words[1], (2,))]
     assert w.cpu().eq(2).all()
+    shared_out(p.trace)
+
+
+@pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
+def test_another_thread_can_read_the_records_at_any_moment(x, mode):
+    """The reader may come between an op's note and its launch's: nothing is lost, counted twice or raised in the op."""
+    done, read = threading.Event(), []
+
+    def reader(t):
+        while not done.is_set():
+            read.append(len(t.ops) + len(t.launches))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with tpu_lab.profile(mode=mode, peak_flops=1e9) as p:
+            thread = threading.Thread(target=reader, args=(p.trace,), daemon=True)
+            thread.start()
+            for i in range(400):
+                y = x + i
+            y.cpu()
+            done.set()
+            thread.join()
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+    assert len(read) > 10 and len(p.trace.ops) == p.trace.op_count == 400
+    assert all(op.host_ns > 0 and op.launch is not None for op in p.trace.ops)
+    shared_out(p.trace)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_read_just_where_the_launch_is_noted(x, when):
+    """What another thread does there now and then, here each time."""
+
+    class Log(list):
+        def __getitem__(self, at):
+            if at == -1 and when == "before":
+                p.trace.writer.catch_up()
+            found = super().__getitem__(at)
+            if at == -1 and when == "after":
+                p.trace.writer.catch_up()
+            return found
+
+    with tpu_lab.profile(mode="strict", peak_flops=1e9) as p:
+        p.trace.log = Log()
+        p.trace.note = p.trace.log.append
+        for i in range(5):
+            y = x + i
+    assert y.cpu().eq(5).all() and len(p.trace.ops) == len(p.trace.launches) == 5
     shared_out(p.trace)
 
 

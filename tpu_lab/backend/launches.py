@@ -54,7 +54,11 @@ def of_op(note: list, program, before: int, out: list, made=None) -> None:
     append, log = active.note, active.log
     note[12] = ready
     note[13] = program, before, after, ref(out[0], append) if len(out) == 1 else [ref(array, append) for array in out]
-    if not log or log[-1] is not note:  # another launch, or the end of an array, came first
+    try:
+        apart = log[-1] is not note  # another launch, or the end of an array, came first
+    except IndexError:  # somebody has read the log meanwhile, maybe on another thread just now
+        apart = True
+    if apart:
         note[14] = True
         append(note)
     if made is not None:

@@ -21,7 +21,8 @@ from tpu_lab.backend import launches, live, where, writer
 # start, returned: host clock when it was called, and when its call returned; 0 until then. entered, noted: when this file
 # began and was done, of every 64th op, as the clock itself costs. spot: see where.spot. module, phase, forward, again,
 # index, launch: as in OpRecord. The launch's: see launches.py. apart: something was noted between the op and its launch:
-# the note stands in the log twice. seen: the writer has read it once.
+# the note stands in the log twice. seen: the writer has made the op's record (1), and the launch's (2): it may read on
+# another thread at any place of the code here.
 SPOT, MODULE, INDEX, LAUNCH, RETURNED, MODE = 4, 5, 9, 10, 11, 17
 SAMPLED = 63
 
@@ -46,7 +47,7 @@ def begin(what, start: int, launched: bool = True) -> list | None:
     entered = 0 if index & SAMPLED else _now()
     if index >= active.limit:
         writer.of(active).bound()
-    note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, False, None, "strict"]
+    note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, 0, None, "strict"]
     if _node() is not None:
         _backward(active, note)
     elif optimizer is not None:

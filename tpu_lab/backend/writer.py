@@ -39,7 +39,7 @@ class Writer:
         self._total = 0  # bytes of those
         self._late: collections.deque = collections.deque()  # (record, note, its slot, call into XLA) of launches that may not be ready, in order
         self._ready = 0  # when the newest finished launch was ready
-        self._last: tuple | None = None  # (record, note) of the newest op: its call may not have returned
+        self._open: collections.deque = collections.deque(maxlen=64)  # (record, note) of ops whose call had not returned, or failed
         self._step = 0  # optimizer steps finished
         self._cost = 0  # what recording cost, of the last op whose was measured
         self._sizes: dict = {}  # signature -> see _results
@@ -63,9 +63,13 @@ class Writer:
 
     def _write(self) -> None:
         log = self.trace.log
-        if self._last is not None and self._last[1][11]:
-            record, note = self._last
-            record.launch, record.host_ns, self._last = note[10], note[11] - note[1], None
+        for _ in range(len(self._open)):
+            record, note = self._open.popleft()
+            record.launch = note[10]
+            if note[11]:
+                record.host_ns = note[11] - note[1]
+            else:
+                self._open.append((record, note))
         notes = log[:]
         del log[: len(notes)]
         for note in notes:
@@ -73,12 +77,13 @@ class Writer:
             if kind is list:
                 if note[0].__class__ is int:
                     self._launch(*note, note)
-                elif note[15]:
-                    self._op_launch(note)
-                else:
+                    continue
+                if not note[15]:
                     self._op(note)
-                    if note[13] is not None and not note[14]:
-                        self._op_launch(note)
+                    if note[13] is None or note[14]:  # it has no launch yet, or that comes later in the log
+                        continue
+                if note[15] == 1:
+                    self._op_launch(note)
             elif kind is tuple:
                 self._told(*note)
             elif kind is frozenset:
@@ -95,7 +100,7 @@ class Writer:
 
     def _op(self, note) -> None:
         what, start, entered, noted, spot, module, phase, of, again, index, launch, returned = note[:12]
-        note[15] = True
+        note[15] = 1
         active = self.trace
         if len(active._ops) >= active.limit:
             active._dropped += 1
@@ -115,7 +120,7 @@ class Writer:
         )  # fmt: skip
         active._ops.append(record)
         if not returned:
-            self._last = record, note
+            self._open.append((record, note))
 
     def _left_out(self, indices) -> None:
         """Ops that did not run: they did no work."""
@@ -137,6 +142,7 @@ class Writer:
 
     def _op_launch(self, note) -> None:
         """A launch of one op. Its lookup began when the op was called: it is the same key."""
+        note[15] = 2
         (program, before, after, born), made, mode = note[13], note[16], note[17]
         sizes, counts = self._sizes.get(note[0]) or self._results(note[0])
         point, own = len(self.trace._live), note[9]
