@@ -119,14 +119,14 @@ def test_the_notes_of_a_full_trace_stay_few(x, monkeypatch):
     monkeypatch.setattr(writer, "BATCH", 20)
     most = 0
     with tpu_lab.profile(mode="strict", limit=10, peak_flops=1e9) as p:
-        for _ in range(100):
+        for _ in range(400):
             y = x * 2
             most = max(most, len(p.trace.log))
         x.requires_grad_().mul(2).sum().backward()
-        assert len(recorder._forward) < 5
-    assert most < 50 and y is not None
+        assert len(recorder._forward) <= 64  # it is looked at every 64th op
+    assert most < 20 + 3 * 64 and y is not None
     assert len(p.trace.ops) == len(p.trace.launches) == len(p.trace.live) == 10
-    assert p.trace.op_count > 100 and p.trace.dropped > 270
+    assert p.trace.op_count > 400 and p.trace.dropped > 1100
 
 
 def test_the_peak_of_memory_knows_what_is_only_noted(x):

@@ -41,12 +41,8 @@ def begin(what, start: int, launched: bool = True) -> list | None:
     if active is None:
         return None
     index = active.op_count
-    if not index:
-        live.begin(active)
     active.op_count = index + 1
-    entered = 0 if index & SAMPLED else _now()
-    if index >= active.limit:
-        writer.of(active).bound()
+    entered = 0 if index & SAMPLED else _sampled(active, index)
     note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, 0, None, "strict"]
     if _node() is not None:
         _backward(active, note)
@@ -68,6 +64,15 @@ def begin(what, start: int, launched: bool = True) -> list | None:
     if entered:
         note[3] = _now()
     return note
+
+
+def _sampled(active, index: int) -> int:
+    """What not every op needs to pay for; and the host clock."""
+    if not index:
+        live.begin(active)
+    elif index >= active.limit:
+        writer.of(active).bound()
+    return _now()
 
 
 def _spot() -> tuple | None:
