@@ -15,6 +15,7 @@ import torch
 
 from tpu_lab import snapshot, splice, twin
 from tpu_lab import trace as _trace
+from tpu_lab.backend import forget
 from tpu_lab.profile import Profile, profile
 from tpu_lab.viz import modes as drawn
 from tpu_lab.viz.mode_runs import Compared, Run
@@ -89,6 +90,8 @@ def compare_modes(
                     each.run(1)
     finally:
         restore()
+        for turn in turns:
+            turn.close()
     profiles = {t.mode: t.profile() for t in turns if t.traces}
     record = Compared(
         tuple(t.result(profiles.get(t.mode), sum(o.own for o in turns if o is not t)) for t in turns), None if native is None else native.result(warmup), steps, warmup,
@@ -120,8 +123,9 @@ class _Turns:
     def __init__(self, mode: str, every, restore, options) -> None:
         self.mode, self.every, self.restore, self.options = mode, every, restore, options
         self.fn, self.args, self.kwargs, _ = every
+        self.copied = forget.copy(self.fn) if mode == "compiled" else self.fn
         # isolate_recompiles: Dynamo counts by lines of code, and the ninth comparison of one function would run op by op.
-        self.call = torch.compile(self.fn, isolate_recompiles=True) if mode == "compiled" else self.fn
+        self.call = torch.compile(self.copied, isolate_recompiles=True) if mode == "compiled" else self.fn
         self.traces: list[_trace.Trace] = []
         self.given: list = []  # what the step gave, not read yet
         self.results: list = []
@@ -157,6 +161,12 @@ class _Turns:
         torch.tpu.synchronize()  # a step ends when its work is done, in each mode
         self.given.append(_one(value))
         return value
+
+    def close(self) -> None:
+        """It is not called again."""
+        if self.copied is not self.fn:
+            self.call = self.fn
+            forget.forget(self.copied)
 
     def profile(self) -> Profile:
         """All turns as one profile."""
