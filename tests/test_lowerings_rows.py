@@ -31,10 +31,10 @@ def moved(values, device):
 
 
 def one_a_kind(rows):
-    """The first row of each op and dtype: forms differ in the door, not in the values."""
+    """The first row of each op and kind of dtype: forms differ in the door, not in the values."""
     found = {}
     for overload, args, kwargs in rows:
-        kinds = tuple(t.dtype for t in tree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+        kinds = tuple((t.is_floating_point(), t.is_complex()) for t in tree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
         found.setdefault((overload, kinds), (overload, args, kwargs))
     return found.values()
 
