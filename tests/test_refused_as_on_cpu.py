@@ -57,7 +57,18 @@ o(2) + 2**63 | o(2) / 2**63 | o(2) < 2**63 | o(2).half() * 2**63 | o(2).fill_(2*
 t([1]).int() // 2**63 | t([1]).int() << 2**63 | torch.add(t([1]), 1, alpha=2**63) | t([1]) ** 2**63 | t([1]).clamp(max=2**63) | t([1]) + 2**64
 torch.full((2,), 2**63, device=d) | torch.full((2,), 2**63, dtype=torch.uint64, device=d) | torch.scalar_tensor(2**63, device=d) | t([1]) + -(2**63)
 torch._foreach_add([t([1])], 2**63)[0] | torch.pow(2**63, t([1])) | o(1).long().byte().addmv(o(1, 1).byte(), o(1).byte(), alpha=-1)
+-3 % t([1, 2]).byte() | t([7, 9]).byte() % -3 | torch.div(-3, t([1, 2]).byte(), rounding_mode="trunc") | -3 // t([5]).byte() | t([7]) // t([False])
+t([7]).byte() % t([True]) | t([7]) % t([False]) | o(2) - False | True - o(2) | torch.rsub(t([1]), True) | o(2).long().sub_(True) | t([5]) - t(True)
+torch.nextafter(o(2).half(), t(1.5)) | torch.nextafter(o(2).bfloat16(), o(2)) | torch.nextafter(t(0.0), o(2).half())
 torch.add(t([1]).char(), t([1]).char(), alpha=300) | t([1]).char() ** 300 | t([1]).char() < 300
+"""
+
+# XLA makes where(mask, x, 0) of float(mask) * x if it may: then 0 * inf is 0.
+MASKS = """
+t([True, False, False]) * t([1.0, math.inf, math.nan]) | t([True, False, False]).float() * t([1.0, math.inf, math.nan]) | (o(2) < 1) * t([math.inf, 1.0])
+t([math.nan, 1.0]).half() * t([False, True]) | t([True, False]) / False | 1 / (t([False]) * t([-2.0])) | 1 / (t([False]) / -2) | t([True, False]) @ t([True, True]).float()
+(t([True, False]) * t([1.0, math.inf])).sum() | torch.addcmul(o(2), t([1.0, math.inf]), t([True, False])) | t([False]) * (g(1) * math.inf) | t([False, True]).to(torch.complex64) * t([math.inf, 1.0])
+torch.ops.aten.native_dropout_backward(t([math.nan, 1.0]), t([False, True]), 2.0) | t([False, True]).int() * t([math.inf, 1.0]) | (t([0, 1]) != 0).double() * t([math.inf, 1.0]).double()
 """
 
 
@@ -118,6 +129,19 @@ def test_gradients_of_nothing_are_those_of_the_cpu(call):
 @pytest.mark.parametrize("call", calls(NUMBERS))
 def test_integers_beyond_the_dtype_wrap_or_are_refused_as_on_the_cpu(call):
     agree(call)
+
+
+@pytest.mark.parametrize("mode", ["DEFER_NEVER", "DEFER_AND_FUSE"])
+@pytest.mark.parametrize("call", calls(MASKS))
+def test_a_mask_is_ones_and_zeros_as_on_the_cpu(call, mode):
+    with torch.tpu.set_eager_mode(torch.tpu.EagerMode[mode]):
+        agree(call)
+
+
+def test_a_compiled_mask_is_ones_and_zeros():
+    x = torch.tensor([-1.0, math.inf, math.nan]).to("tpu")
+    assert torch.compile(lambda x: (x < 0) * x + (x < 0).float() * x)(x).cpu().tolist()[0] == -2
+    assert torch.compile(lambda x: (x < 0) * x)(x).isnan().cpu().tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize(

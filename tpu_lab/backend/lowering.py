@@ -102,8 +102,13 @@ def _cast(value, dtype):
 
 
 def cast(value, dtype):
-    """Cast as C does: complex to real drops the imaginary part without jax's warning."""
+    """Cast as C does: complex to real drops the imaginary part without jax's warning.
+
+    A bool becomes a float through int8: XLA turns float(mask) * x into where(mask, x, 0), and 0 * inf would not be NaN.
+    """
     value = jnp.asarray(value)
+    if value.dtype == jnp.bool_ and jnp.issubdtype(dtype, jnp.inexact):
+        value = value.astype(jnp.int8)
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
         value = value.real if dtype != jnp.bool_ else (value != 0)
     return value.astype(dtype)

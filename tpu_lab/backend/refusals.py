@@ -26,6 +26,7 @@ DIVIDING = {
     "floor_divide.default", "floor_divide.Scalar", "floor_divide_.Tensor", "floor_divide_.Scalar", "remainder.Scalar",
     "remainder_.Scalar", "fmod.Scalar", "fmod_.Scalar", "div.Tensor_mode", "div.Scalar_mode", "div_.Tensor_mode",
 }  # fmt: skip
+SUBTRACTING = {"sub.Tensor", "sub.Scalar", "sub_.Tensor", "sub_.Scalar", "rsub.Tensor", "rsub.Scalar"}
 
 
 def overflows(value, dtype: torch.dtype) -> bool:
@@ -71,6 +72,13 @@ def _divide(args, kwargs) -> None:
         raise RuntimeError("ZeroDivisionError")
 
 
+def _subtract(args, kwargs) -> None:
+    """RuntimeError in PyTorch's words if True or False is subtracted, or subtracted from."""
+    if any(type(a) is bool for a in args[:2]):
+        a, b = (torch.empty(0, dtype=v.dtype) if isinstance(v, torch.Tensor) else v for v in args[:2])
+        a - b
+
+
 def _probability(args, kwargs) -> None:
     p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
     if not 0 <= p <= 1:
@@ -102,6 +110,8 @@ def refusing(record, kernel):
         look = functools.partial(_convert, name=name)
     elif name in DIVIDING:
         look = _divide
+    elif name in SUBTRACTING:
+        look = _subtract
     elif name in ("bernoulli_.float", "bernoulli.p"):
         look = _probability
     else:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
+from tpu_lab.backend.lowering import cast
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.ops.elementwise import rounded
 from tpu_lab.backend.registry import op
@@ -216,7 +217,7 @@ def logit_backward(g, x, eps=None):
 
 @op(aten.native_dropout_backward)
 def native_dropout_backward(g, mask, scale):
-    return g * mask.astype(g.dtype) * jnp.asarray(scale, g.dtype)
+    return g * cast(mask, g.dtype) * jnp.asarray(scale, g.dtype)
 
 
 @op(aten.glu_jvp)

@@ -7,6 +7,7 @@ from jax import lax
 
 from tpu_lab.backend import dtypes
 from tpu_lab.backend.bounds import never
+from tpu_lab.backend.lowering import cast
 from tpu_lab.backend.ops.unary import convert, is_float
 from tpu_lab.backend.registry import op
 
@@ -75,7 +76,7 @@ def div(a, b):
 def _divisor(a, b, *_, **__):
     """An integer divided by a tensor of integers: no zeros, if there is anything to divide. (A number is looked at before:
     refusals.py.)"""
-    whole = all(isinstance(v, jax.Array) and v.dtype.kind in "iu" for v in (a, b))
+    whole = all(isinstance(v, jax.Array) and v.dtype.kind in "iub" for v in (a, b))
     return [never(b == 0, "ZeroDivisionError")] if whole and 0 not in jnp.broadcast_shapes(a.shape, b.shape) else []
 
 
@@ -172,7 +173,7 @@ def _inexact(x) -> bool:
 def _same(a, b, spread=True):
     """Both as arrays of one dtype (a Python number takes the other's) and, with `spread`, of one shape."""
     dtype = jnp.result_type(a, b)
-    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    a, b = (jnp.asarray(v, jnp.int64 if type(v) is int else None).astype(dtype) for v in (a, b))  # -3 is 253 as uint8
     return jnp.broadcast_arrays(a, b) if spread else (a, b)
 
 
@@ -191,9 +192,10 @@ def copysign(a, b):
     return jnp.copysign(a, b)
 
 
-@op(aten.nextafter)
-def nextafter(a, b):
-    return lax.nextafter(*_same(a, b))
+@op(aten.nextafter, out=True)
+def nextafter(a, b, out=None):
+    """In the dtype of the result itself: the next float32 is none that a half could hold."""
+    return lax.nextafter(*jnp.broadcast_arrays(*(cast(v, dtypes.to_jax(out[0][1])) for v in (a, b))))
 
 
 @op(aten.heaviside, promote="result")

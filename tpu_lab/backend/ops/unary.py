@@ -9,6 +9,7 @@ from jax import lax
 from jax.scipy import special
 
 from tpu_lab.backend import dtypes
+from tpu_lab.backend.lowering import cast
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.ops.gamma import zeta
 from tpu_lab.backend.registry import op
@@ -190,7 +191,7 @@ def convert(x, dtype: torch.dtype):
         x = x.real
     if is_float(x) and jnp.issubdtype(target, jnp.integer) and target.itemsize < 8:
         x = x.astype(jnp.int32 if target.itemsize < 4 else jnp.int64)
-    return x.astype(target)
+    return cast(x, target)
 
 
 @op(aten._to_copy, kind="movement", out=True)
