@@ -25,6 +25,7 @@ c < c | c >= 1 | o(2) > 1j | torch.maximum(c, c) | c.clamp(max=1) | c.sort() | c
 o(2).half().clamp_min(1e10) | o(2).half().clamp_max(7e4) | F.threshold(o(2).half(), 1e10, 1) | F.threshold(o(2).char(), 1j, 1)
 o(2).char().masked_fill(o(2) > 0, t(300)) | o(2).char().masked_fill(o(2) > 0, t(3)) | o(2).half().masked_fill_(o(2) > 0, t(1e10))
 o(2).half().masked_fill_(o(2) > 0, t(-math.inf)) | torch.index_select(o(3), 0, t([[0]])) | torch.std(t([1, 2])) | o(2).long().char().random_(0, 300) | o(2).bool() - True
+t([1.0, 1.0, math.nan, math.nan, math.nan]).mode() | t([2.0, 0.0, 1.0, -0.0]).mode() | t([math.nan, math.nan]).mode()
 torch.native_batch_norm(o(1, 4), o(4), o(4), o(4), o(4), True, 0.1, 1e-5) | torch.batch_norm_update_stats(o(1, 4, 1), o(4), o(4), 0.1)
 torch.ops.aten._native_batch_norm_legit_functional(o(1, 4, 1, 1), o(4), o(4), o(4), o(4), True, 0.1, 1e-5)
 """

@@ -145,14 +145,13 @@ def _nothing(x):
 
 @op(aten.mode, kind="reduce")
 def mode(x, dim=-1, keepdim=False):
-    """(most frequent value, the smallest of equally frequent ones; the index of its last occurrence)."""
+    """(most frequent value, the smallest of equally frequent ones; the index of its last occurrence). No NaN equals another."""
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int32)
     dim = dim % x.ndim
     value, order = _sorted(x, dim)
-    key = _ordered(value)  # so that NaNs are equal
     place = lax.broadcasted_iota(jnp.int32, x.shape, dim)
-    new = (key != jnp.roll(key, 1, dim)) | (place == 0)
+    new = (value != jnp.roll(value, 1, dim)) | (place == 0)
     run = place - lax.cummax(jnp.where(new, place, 0), axis=dim)  # how many equal ones came before
     best = jnp.argmax(run, dim, keepdims=True)
     value, order = jnp.take_along_axis(value, best, dim), jnp.take_along_axis(order, best, dim)
