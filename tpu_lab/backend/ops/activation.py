@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from tpu_lab.backend.lowering import cast
 from tpu_lab.backend.opmath import wide
 from tpu_lab.backend.ops.elementwise import rounded
 from tpu_lab.backend.registry import op
@@ -215,9 +214,9 @@ def logit_backward(g, x, eps=None):
     return jnp.where((x < low) | (x > high), outside, g / (x * (1 - x)))
 
 
-@op(aten.native_dropout_backward)
+@op(aten.native_dropout_backward, promote="float")
 def native_dropout_backward(g, mask, scale):
-    return g * cast(mask, g.dtype) * jnp.asarray(scale, g.dtype)
+    return g * mask * scale
 
 
 @op(aten.glu_jvp)
