@@ -123,9 +123,7 @@ class _Turns:
     def __init__(self, mode: str, every, restore, options) -> None:
         self.mode, self.every, self.restore, self.options = mode, every, restore, options
         self.fn, self.args, self.kwargs, _ = every
-        self.copied = forget.copy(self.fn) if mode == "compiled" else self.fn
-        # isolate_recompiles: Dynamo counts by lines of code, and the ninth comparison of one function would run op by op.
-        self.call = torch.compile(self.copied, isolate_recompiles=True) if mode == "compiled" else self.fn
+        self.call = forget.compiled(self.fn) if mode == "compiled" else self.fn
         self.traces: list[_trace.Trace] = []
         self.given: list = []  # what the step gave, not read yet
         self.results: list = []
@@ -164,9 +162,9 @@ class _Turns:
 
     def close(self) -> None:
         """It is not called again."""
-        if self.copied is not self.fn:
+        if self.call is not self.fn:
+            forget.forget(self.call)
             self.call = self.fn
-            forget.forget(self.copied)
 
     def profile(self) -> Profile:
         """All turns as one profile."""

@@ -48,6 +48,9 @@ def backend(gm: torch.fx.GraphModule, example_inputs, *, mode: str | None = None
     options = check(options)
     if not on_tpu(gm, example_inputs):
         return gm.forward
+    from tpu_lab.backend import forget
+
+    forget.sweep()
     return _compile(gm, example_inputs, options)
 
 

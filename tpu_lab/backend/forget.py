@@ -1,80 +1,70 @@
-"""A function that torch.compile can forget: what Dynamo keeps of a compiled function is not let go with it.
+"""What torch.compile keeps of compiled functions that are gone, taken away: Dynamo itself never lets it go.
 
 Seen in torch 2.13: what it made stays under names of its own in the function's globals until the new code dies. The new
 code hangs on guards, the guards on the stacks they were made on and on finalizers of what they looked at, `len` among
-it, and the stacks on the new code. Only what is certainly done with goes: entries of the copy, and of dead objects.
+it, and the stacks on the new code. Only what cannot run again goes.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
-import types
 import weakref
 
+import torch
 
-def copy(fn):
-    """A plain function or a method with a code object of its own; anything else as it is."""
-    if "torch._dynamo" in sys.modules:
-        _sweep()
-    if isinstance(fn, types.MethodType) and isinstance(fn.__func__, types.FunctionType):
-        return types.MethodType(copy(fn.__func__), fn.__self__)
-    if not isinstance(fn, types.FunctionType):
-        return fn
-    made = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
-    made.__kwdefaults__, made.__qualname__, made.__module__ = fn.__kwdefaults__, fn.__qualname__, fn.__module__
-    made.__dict__.update(fn.__dict__)
+EDITS = 30  # stacks that one compile may need for an error of its own
+_ended: set[int] = set()  # regions of torch.compile(isolate_recompiles=True) whose function is gone
+
+
+def compiled(fn):
+    """torch.compile(fn) that is forgotten when it is gone, and that shares no limit with others: Dynamo counts by lines of
+    code, and the ninth model of a class, or the ninth comparison of one function, would run op by op.
+    """
+    made = torch.compile(fn, isolate_recompiles=True)
+    weakref.finalize(made, _ended.add, _region(made)).atexit = False
     return made
 
 
 def forget(made) -> None:
-    """Take away what Dynamo keeps of a function that `copy` made, and that nobody calls any more."""
-    from torch._C._dynamo.eval_frame import reset_code
-    from torch._dynamo.resume_execution import ContinueExecutionCache
-    from torch._dynamo.utils import CleanupManager, get_metrics_context
+    """Nobody will call it again: now rather than when the last reference goes."""
+    from torch._dynamo.convert_frame import compile_lock
 
-    codes = [getattr(made, "__func__", made).__code__]
-    for code in codes:  # and what goes on after a graph break, and after the next
-        codes += ContinueExecutionCache.cache.get(code, {}).values()
-    entries = [entry for code in codes for entry in _entries(code)]
-    guards = [entry.guard_manager for entry in entries]
-    for end in list(weakref.finalize._registry):
-        manager = _guards(end)
-        if _dead(manager) or any(manager is of for of in guards):
-            end.detach()
-    kept = CleanupManager.instance
-    for number in {id(entry.code) for entry in entries} & set(kept.values):
-        kept._remove_id(number)  # its names go
-    for code in codes:
-        reset_code(code)
-        for table in (ContinueExecutionCache.cache, ContinueExecutionCache.generated_code_metadata):
-            table._remove_id(id(code))
-    metrics = get_metrics_context()
-    if not metrics.in_progress():
-        metrics._edits.clear()  # the stacks of every compile that there ever was, for an error within that compile
+    _ended.add(_region(made))
+    with compile_lock:
+        sweep()
 
 
-def _sweep() -> None:
-    """Code that was compiled for objects that are all gone, such as an optimizer's step."""
-    from torch._C._dynamo.eval_frame import reset_code
+def _region(made) -> int:
+    return getattr(getattr(made, "dynamo_ctx", made), "_isolate_recompiles_id", -1)
+
+
+def sweep() -> None:
+    """Make every entry of the ended regions invalid, as Dynamo does when a guarded object dies, and let go what hangs on it.
+
+    Before each compile, while Dynamo's lock is held.
+    """
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
     from torch._dynamo.convert_frame import input_codes
-
-    for code in filter(None, [ref() for ref in input_codes.seen]):
-        entries = _entries(code)
-        if entries and all(_dead(entry.guard_manager) for entry in entries):
-            reset_code(code)
-
-
-def _entries(code) -> list:
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    return _debug_get_cache_entry_list(code)
-
-
-def _dead(manager) -> bool:
     from torch._dynamo.guards import DeletedGuardManagerWrapper
+    from torch._dynamo.utils import get_metrics_context
 
-    return isinstance(manager, DeletedGuardManagerWrapper)
+    metrics, ended, gone = get_metrics_context(), _ended - {-1}, []
+    compiling = metrics.in_progress()  # what is just being compiled must stay
+    for code in filter(None, [ref() for ref in input_codes.seen]):
+        entries = _debug_get_cache_entry_list(code)
+        for entry in entries:
+            guards = entry.guard_manager
+            if entry.isolate_recompiles_id in ended and not isinstance(guards, DeletedGuardManagerWrapper):
+                guards.extra_state.invalidate(entry, DeletedGuardManagerWrapper("its function is gone"))
+                gone.append(guards)
+        if entries and not compiling and all(isinstance(entry.guard_manager, DeletedGuardManagerWrapper) for entry in entries):
+            reset_code(code)
+    _ended.difference_update(ended)
+    for end in list(weakref.finalize._registry):
+        guards = _guards(end)
+        if isinstance(guards, DeletedGuardManagerWrapper) or any(guards is one for one in gone):
+            end.detach()
+    del metrics._edits[: -EDITS if compiling else None]  # the stacks of every compile that there ever was
 
 
 def _guards(end: weakref.finalize):

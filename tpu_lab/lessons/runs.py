@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from tpu_lab.backend import forget
 from tpu_lab.profile import Profile
 
 MODES = ("strict", "debug", "fused", "compile")
@@ -22,12 +23,8 @@ def eager(mode: str) -> AbstractContextManager:
 
 
 def called(model: torch.nn.Module, mode: str) -> torch.nn.Module:
-    """What to call: the model, or, in mode "compile", the compiled one over the same weights.
-
-    isolate_recompiles: else the ninth model of a class, after a control was moved eight times, is one too many for
-    Dynamo, and runs op by op.
-    """
-    return torch.compile(model, isolate_recompiles=True) if mode == "compile" else model  # type: ignore[return-value]
+    """What to call: the model, or, in mode "compile", the compiled one over the same weights."""
+    return forget.compiled(model) if mode == "compile" else model
 
 
 def programs(profile: Profile) -> int:
