@@ -21,7 +21,8 @@ def compiled(fn):
     code, and the ninth model of a class, or the ninth comparison of one function, would run op by op.
     """
     made = torch.compile(fn, isolate_recompiles=True)
-    weakref.finalize(made, _ended.add, _region(made)).atexit = False
+    if _region(made) >= 0:  # with TORCHDYNAMO_DISABLE=1 it is fn itself
+        weakref.finalize(made, _ended.add, _region(made)).atexit = False
     return made
 
 
