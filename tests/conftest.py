@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,10 @@ for _name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_H
 for _name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR"):
     os.environ[_name] = str(_home / _name.lower())
 os.environ["MPLBACKEND"] = "Agg"
+
+# A shell that starts the tests in the background has them, and all they start, ignore Ctrl-C: tests of Ctrl-C need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Random tests draw the same examples each time; HYPOTHESIS_PROFILE=search draws others, and many more.
 _rest = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # compiling takes what it takes

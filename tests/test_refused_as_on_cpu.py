@@ -61,6 +61,9 @@ torch._foreach_add([t([1])], 2**63)[0] | torch.pow(2**63, t([1])) | o(1).long().
 -3 % t([1, 2]).byte() | t([7, 9]).byte() % -3 | torch.div(-3, t([1, 2]).byte(), rounding_mode="trunc") | -3 // t([5]).byte() | t([7]) // t([False])
 t([7]).byte() % t([True]) | t([7]) % t([False]) | o(2) - False | True - o(2) | torch.rsub(t([1]), True) | o(2).long().sub_(True) | t([5]) - t(True)
 torch.nextafter(o(2).half(), t(1.5)) | torch.nextafter(o(2).bfloat16(), o(2)) | torch.nextafter(t(0.0), o(2).half())
+1 // t([0, 1]) | 0 // t([0]).byte() | -1 // t([False, True]) | torch.div(3, t([0, 2]).int(), rounding_mode="floor") | 5 % t([0, 2]) | 2.0 // t([0, 1]) | t([5]) // False
+t([1.0, -3.0]).half() + t([70000, 2049]) | t([70000, 2049]) % t([7.0, 2.0]).half() | torch.hypot(t([math.nan]).half(), t([70000])) | t([259]) // o(1).bfloat16()
+torch.xlogy(o(2).half(), t([2049, 70000])) | torch.addcmul(o(1).half(), t([2049]), o(1).half()) | o(1).half().add_(t([2049]), alpha=2) | o(1).bfloat16() - t([257, 259]).short()
 torch.add(t([1]).char(), t([1]).char(), alpha=300) | t([1]).char() ** 300 | t([1]).char() < 300
 """
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import torch
 
 from tpu_lab.backend import dtypes
+from tpu_lab.backend.opmath import rounded
 from tpu_lab.backend.registry import Lowering
 
 
@@ -19,9 +20,8 @@ def call(lowering: Lowering, args, kwargs, outputs, compute: torch.dtype | None 
     Returns a list of arrays, each cast to its output dtype.
     """
     if lowering.promote and compute is not None:
-        target = dtypes.to_jax(dtypes.opmath(compute))
-        args = [_cast(a, target) for a in args]
-        kwargs = {k: _cast(v, target) for k, v in kwargs.items()}
+        args = [_promoted(a, compute) for a in args]
+        kwargs = {k: _promoted(v, compute) for k, v in kwargs.items()}
     if lowering.rng:
         kwargs = {**kwargs, "key": key}
     if lowering.out:
@@ -93,12 +93,18 @@ def _lower_priority(state, other):
     return other
 
 
-def _cast(value, dtype):
-    if isinstance(value, (jax.Array, jnp.ndarray)):
-        return value if value.dtype == dtype else cast(value, dtype)
+def _promoted(value, compute: torch.dtype):
+    """Arrays in the dtype that the op computes in; Python numbers as they are.
+
+    A tensor of integers that meets a half type is rounded to it first: 2049 is 2048 in float16.
+    """
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, jax.Array) for v in value):
-        return [_cast(v, dtype) for v in value]
-    return value
+        return [_promoted(v, compute) for v in value]
+    target = dtypes.to_jax(dtypes.opmath(compute))
+    if not isinstance(value, (jax.Array, jnp.ndarray)) or value.dtype == target:
+        return value
+    found = cast(value, target)
+    return rounded(found, compute) if value.ndim and value.dtype.kind in "iu" else found
 
 
 def cast(value, dtype):

@@ -68,7 +68,7 @@ def _divide(args, kwargs) -> None:
     """RuntimeError in PyTorch's words if integers are divided by the number 0."""
     a, b = args[0], args[1] if len(args) > 1 else None
     rounds = kwargs.get("rounding_mode", "floor") is not None
-    if type(b) is int and b == 0 and rounds and a.numel() and not (a.is_floating_point() or a.is_complex()):
+    if type(b) in (int, bool) and b == 0 and rounds and a.numel() and not (a.is_floating_point() or a.is_complex()):
         raise RuntimeError("ZeroDivisionError")
 
 

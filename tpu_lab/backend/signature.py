@@ -253,10 +253,13 @@ def _bounds(record, sig, template, ktemplate) -> Bounds | None:
     return Bounds(texts, worst) if texts else None
 
 
+NUMBER = {"float": float, "int": int}
+
+
 def _placed(value, tensors):
-    """The template with its tensors in place; runtime numbers are not known."""
+    """The template with its tensors in place; of runtime numbers only the type is known, and stands there."""
     if type(value) is Slot:
-        return tensors[value.index] if value.kind == "tensor" else None
+        return tensors[value.index] if value.kind == "tensor" else NUMBER[value.kind]
     return [_placed(v, tensors) for v in value] if type(value) is list else value
 
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from tpu_lab.backend.opmath import wide
-from tpu_lab.backend.ops.elementwise import rounded
+from tpu_lab.backend.opmath import rounded, wide
 from tpu_lab.backend.registry import op
 
 aten = torch.ops.aten

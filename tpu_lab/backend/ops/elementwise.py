@@ -8,6 +8,7 @@ from jax import lax
 from tpu_lab.backend import dtypes
 from tpu_lab.backend.bounds import never
 from tpu_lab.backend.lowering import cast
+from tpu_lab.backend.opmath import rounded
 from tpu_lab.backend.ops.unary import convert, is_float
 from tpu_lab.backend.registry import op
 
@@ -24,19 +25,8 @@ def scaled(x, alpha):
     return x if is_one(alpha) else jnp.asarray(alpha, x.dtype) * x
 
 
-HALF = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}  # bits of exponent and mantissa
-
-
-def rounded(x, dtype: torch.dtype):
-    """A number rounded to a half dtype, though it goes on in float32: sums and remainders do that on the CPU, products do not.
-
-    A pair of casts would not do: XLA may drop it (`xla_allow_excess_precision`).
-    """
-    return lax.reduce_precision(x, *HALF[dtype]) if dtype in HALF and is_float(x) else x
-
-
 def number_rounded(x, dtype: torch.dtype):
-    """`rounded`, if x is 0-dim (a Python number, most of the time)."""
+    """A 0-dim x (a Python number, most of the time) `rounded`: sums and remainders do that on the CPU, products do not."""
     return rounded(x, dtype) if jnp.ndim(x) == 0 else x
 
 
@@ -74,10 +64,14 @@ def div(a, b):
 
 
 def _divisor(a, b, *_, **__):
-    """An integer divided by a tensor of integers: no zeros, if there is anything to divide. (A number is looked at before:
-    refusals.py.)"""
-    whole = all(isinstance(v, jax.Array) and v.dtype.kind in "iub" for v in (a, b))
-    return [never(b == 0, "ZeroDivisionError")] if whole and 0 not in jnp.broadcast_shapes(a.shape, b.shape) else []
+    """An integer divided by a tensor of integers: no zeros, if there is anything to divide. (A number to divide by is
+    looked at before: refusals.py.)"""
+    whole = isinstance(b, jax.Array) and all(v is int or (v is not float and jnp.result_type(v).kind in "iub") for v in (a, b))
+    return [never(b == 0, "ZeroDivisionError")] if whole and 0 not in jnp.broadcast_shapes(_shape(a), b.shape) else []
+
+
+def _shape(v) -> tuple[int, ...]:
+    return () if isinstance(v, type) else jnp.shape(v)
 
 
 def _divisor_rounded(a, b, rounding_mode=None, **__):
