@@ -34,10 +34,11 @@ ANY = [
     "torch.zeros_like({x}).scatter_add(0, torch.zeros_like({x}, dtype=torch.int64), {x})", "{x}.unique()", "torch.isin({x}, {y}.contiguous())",
     "torch.nn.functional.pad({x}, (1, 2))", "{x}.expand_as({x}).contiguous()", "torch.tensor(2, device=dev) * {x}", "{x} * True", "{x} + 1",
 ]  # fmt: skip
+# (median of contiguous ones: of an expanded tensor PyTorch 2.13's CPU kernel reads beyond its memory)
 NUMBERS = [
     "{x} - {y}", "-{x}", "{x}.abs()", "{x}.sign()", "{x}.clamp(-1, 2)", "{x}.relu()", "torch.minimum({x}, {y})", "{x} // 2", "{x} % 3",
     "torch.remainder({x}, 4)", "torch.fmod({x}, 4)", "{x}.square()", "{x}.prod(0)", "{x}.diff(dim=0)", "{x} - 0.5", "{x} * 0.5",
-    "{x} / 2", "torch.lerp({x} * 1.0, {x} * 1.0, 0.5)", "{x}.cummax(0).values", "{x}.median(0).values", "{x}.topk(1, 0).values", "{x}.float() @ {x}.float().T",
+    "{x} / 2", "torch.lerp({x} * 1.0, {x} * 1.0, 0.5)", "{x}.cummax(0).values", "{x}.contiguous().median(0).values", "{x}.topk(1, 0).values", "{x}.float() @ {x}.float().T",
     "torch.einsum('...i,...i->...', {x}, {x})", "torch.addcmul({x}, {x}, {x})", "{x}.floor()", "{x}.trunc()", "{x}.round()", "torch.sub({x}, {y}, alpha=2)",
 ]  # fmt: skip
 WHOLE = ["{x} & 3", "{x} | 1", "{x} ^ {y}", "~{x}", "({x} | 0) << 1", "({x} | 0) >> 1", "torch.gcd({x}, {y})", "torch.bincount({x}.abs().flatten())"]
