@@ -59,6 +59,26 @@ def test_the_recorder_goes_on_counting_when_the_buffer_is_full():
     assert [r.index for r in t.ops] == [0, 1, 2, 3, 4] and t.dropped >= 8
 
 
+@pytest.mark.parametrize("mode, ops", [("strict", 60), ("fused", 60)])
+def test_figures_of_a_step_are_those_of_the_steps_that_were_recorded_whole(mode, ops):
+    w = torch.ones(8, 8).to("tpu")
+
+    def step():
+        kept = [(w @ w).relu().sum() for _ in range(3)]
+        torch.tpu.synchronize()
+        return kept
+
+    whole = tpu_lab.profile(step, steps=10, mode=mode, peak_flops=1e9)
+    part = tpu_lab.profile(step, steps=10, mode=mode, peak_flops=1e9, limit=ops)
+    assert part.trace.dropped and len(part.trace.ops) == ops
+    assert part.metrics.flops == whole.metrics.flops == 3 * 2 * 8**3
+    assert 1 <= len(part.metrics.steady) <= 6 and len(whole.metrics.steady) >= 9
+    assert "recorded whole, then the limit of 60 records" in str(part) and "recorded whole" not in str(whole)
+    assert "recorded whole" in str(part.diff(whole))
+    none = tpu_lab.profile(step, steps=10, mode=mode, peak_flops=1e9, limit=2)
+    assert not none.metrics.steady and "0 recorded whole, then the limit of 2 records" in str(none)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
 @pytest.mark.parametrize("mode", ["strict", "debug", "fused"])
 def test_what_stops_a_block_passes_through_in_every_mode(mode, error):

@@ -72,6 +72,7 @@ class Step:
     warmup: bool
     split: Split
     settling: bool = False  # a program made before it was still running for the first time when it began
+    cut: bool = False  # records of it were dropped: the trace was full
 
     @property
     def ns(self) -> int:
@@ -175,13 +176,15 @@ def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]
     launch_at = np.maximum.accumulate(_column(trace.launches, "time_ns"))
     new = np.array([r.cache != "hit" for r in trace.launches], dtype=bool)
     first_runs = timeline.device[1][new], launch_at[new]
+    full = [records[-1].time_ns for records in (trace.ops, trace.launches, trace.waits) if len(records) >= trace.limit > 0]
+    known = min(full) if full and trace.dropped else block_end  # up to when all was recorded
     out, start = [], trace.start_ns
     for number, end in enumerate(ends, 1):
         ops = (int(np.searchsorted(op_at, start)), int(np.searchsorted(op_at, end)))
         inside = (int(np.searchsorted(launch_at, start)), int(np.searchsorted(launch_at, end)))
         settling = bool(((first_runs[0] > start) & (first_runs[1] < start)).any())
         misses = int(new[slice(*inside)].sum())
-        out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end), settling))
+        out.append(Step(number, start, end, ops, inside, misses, end <= warm, timeline.split(start, end), settling, end > known))
         start = end
         if end <= warm and (number == len(ends) or ends[number] > warm):
             start = warm  # between the two profile() waits for the warm-up's device work: that is no step's
@@ -205,12 +208,13 @@ class Metrics:
 
     @cached_property
     def steady(self) -> tuple[Step, ...]:
-        """Steps after warm-up that compiled nothing and read nothing back, and in which no new program had its first run.
+        """Steps after warm-up that compiled nothing and read nothing back, and in which no new program had its first run;
+        recorded whole.
 
         Without calls of ours to bound them, the first step of a block also holds what the block did before its
         loop: it counts only when there is no other.
         """
-        good = [s for s in self.steps if not s.warmup and not s.misses]
+        good = [s for s in self.steps if not s.warmup and not s.misses and not s.cut]
         good = [s for s in good if not s.settling] or good
         by_calls = any(what == "call end" for what, _ in self.trace.marks)
         if len(good) > 1 and not by_calls and good[0].number == 1:
@@ -231,16 +235,8 @@ class Metrics:
         if self.steady:
             return self.steady[-1]
         trace = self.trace
-        return Step(
-            0,
-            trace.start_ns,
-            self.end_ns,
-            (0, len(trace.ops)),
-            (0, len(trace.launches)),
-            sum(r.cache != "hit" for r in trace.launches),
-            False,
-            self.whole,
-        )
+        misses = sum(r.cache != "hit" for r in trace.launches)
+        return Step(0, trace.start_ns, self.end_ns, (0, len(trace.ops)), (0, len(trace.launches)), misses, False, self.whole)
 
     @cached_property
     def step_of_launch(self) -> dict[int, int]:

@@ -86,7 +86,7 @@ class _Search:
         into = tuple(span(n, a) for n, _, a in inputs)
         makers = tuple(self._made_by(v) for _, v, _ in inputs)
         forward = record.forward if record.forward is not None and record.forward < len(self.trace.ops) else None
-        seen = Seen(record, self.trace.ops[forward] if forward is not None else None, into, out)
+        seen = Seen(record, self.trace.ops[forward] if forward is not None else None, into, out, (*numbers, *_divisor(record.static)))
         bad, inputs_nan = any(s.nan or s.inf for s in out), any(s.nan for s in into)
         inputs_inf = any(s.inf for s in into) or not all(map(math.isfinite, numbers)) or _says_inf(record.static)
         new_nan = any(s.nan for s in out) and not inputs_nan
@@ -145,6 +145,11 @@ class _Search:
 
 def _says_inf(static) -> bool:
     return any(s.partition("=")[2].strip("-") in ("inf", "nan") for s in static)
+
+
+def _divisor(static) -> list[float]:
+    """A divisor that is part of the program: `other=0`."""
+    return [float(s[6:]) for s in static if s.startswith("other=") and s[6:].lstrip("-").isdigit()]
 
 
 def span(name: str, array: np.ndarray) -> Span:
@@ -237,7 +242,8 @@ def compare(model, *inputs, ref: str = "cpu", rtol=None, atol=None, backward: bo
         )
 
     def run(module, device, each):
-        moved = tree.tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, call)
+        # of a copy: a model may write to its inputs
+        moved = tree.tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, copy.deepcopy(call))
         handles = [m.register_forward_hook(_hook(n, each)) for n, m in module.named_modules()]
         try:
             with quiet, torch.set_grad_enabled(backward):
@@ -260,7 +266,7 @@ def compare(model, *inputs, ref: str = "cpu", rtol=None, atol=None, backward: bo
             type(model).__name__,
             tuple(found),
             quiet.silent > 0,
-            rng.default.counter != drawn,
+            rng.default.counter != drawn and ("call model.eval()" if model.training else "in its forward"),
             state.WORDS[state.mode()],
             precision.chosen or "",
             (rtol, atol) if rtol is not None else None,

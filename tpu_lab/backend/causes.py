@@ -25,6 +25,7 @@ class View:
     ops: (name, input avals, static arguments) of each op in order. leaves: (the name of the argument that first takes
     it, aval) of each input. layouts: (argument, how it lies in memory) of each op's inputs, "" for contiguous.
     live: (number, op) of each result that is held. donated: positions in `leaves`. retraced: why Dynamo traced again.
+    within: which call of its line an op by itself is, by where.within().
     """
 
     kind: str  # "strict" | "fused" | "compiled"
@@ -36,6 +37,7 @@ class View:
     options: tuple = ()
     layouts: tuple[tuple[str, str], ...] = ()
     retraced: str = ""
+    within: str | None = ""
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -140,18 +142,18 @@ def _sizes(aval: str) -> tuple[str, tuple[int, ...]]:
 def _differs(new: View, old: View, same: list[View]) -> tuple[str, str]:
     if new.options != old.options:
         return "option", _options(dict(new.options), dict(old.options))
-    hint = new.kind != "strict" or new.site == old.site
+    mine = [v for v in same if _same_call(new, v)] if _same_call(new, old) else None  # None: no guess of what lies behind
     for i, ((name, now), (_, before)) in enumerate(zip(new.leaves, old.leaves, strict=False)):
         if now != before:
-            past = {v.leaves[i][1] for v in same if i < len(v.leaves)}
-            return _aval(name, now, before, past if hint else None)
+            past = None if mine is None else {v.leaves[i][1] for v in mine if i < len(v.leaves)}
+            return _aval(name, now, before, past, _one_batch(new, old))
     for i, ((name, inputs, static), (_, inputs_before, static_before)) in enumerate(zip(new.ops, old.ops, strict=True)):
         for k, (a, b) in enumerate(zip(inputs, inputs_before, strict=False)):
             if a != b:
-                past = {v.ops[i][1][k] for v in same if k < len(v.ops[i][1])}
-                return _aval(f"input of {name}", a, b, past if hint else None)
+                past = None if mine is None else {v.ops[i][1][k] for v in mine if k < len(v.ops[i][1])}
+                return _aval(f"input of {name}", a, b, past)
         if static != static_before:
-            return _constant(name, static, static_before, [v.ops[i][2] for v in same] if hint else None)
+            return _constant(name, static, static_before, None if mine is None else [v.ops[i][2] for v in mine])
     if len(new.leaves) != len(old.leaves):
         more = len(new.leaves) - len(old.leaves)
         n = f"{abs(more)} {'more' if more > 0 else 'fewer'} input{'s' if abs(more) > 1 else ''}"
@@ -164,6 +166,19 @@ def _differs(new: View, old: View, same: list[View]) -> tuple[str, str]:
     if new.donated != old.donated:
         return "donation", _donated(new, old)
     return "ops", "the same ops, but other tensors among them are the same memory"
+
+
+def _same_call(new: View, old: View) -> bool:
+    """Did one call make both? Layers that one line calls are several; so are the ops of a backward pass or an optimizer."""
+    return new.site == old.site and new.within == old.within and new.within is not None
+
+
+def _one_batch(new: View, old: View) -> bool:
+    """Did the inputs that changed change in their first size alone, all by the same factor, as a batch does?"""
+    pairs = [(_sizes(a), _sizes(b)) for (_, a), (_, b) in zip(new.leaves, old.leaves, strict=False) if a != b]
+    if any(x != y or len(s) != len(t) or not s or s[1:] != t[1:] for (x, s), (y, t) in pairs):
+        return False
+    return all(s[0] * pairs[0][1][1][0] == t[0] * pairs[0][0][1][0] for (_, s), (_, t) in pairs)
 
 
 def _options(now: dict, before: dict) -> str:
@@ -210,22 +225,24 @@ _MAKES_OF_IT = {
 }
 
 
-def _aval(name: str, now: str, before: str, past: set[str] | None) -> tuple[str, str]:
-    """past: avals that this input had, by which the likely cause is guessed; None (two unrelated lines): no guess."""
+def _aval(name: str, now: str, before: str, past: set[str] | None, batch: bool = True) -> tuple[str, str]:
+    """past: avals that this input had, by which the likely cause is guessed; None (two unrelated lines): no guess.
+    batch: a smaller first size may be that of a smaller batch."""
     (dtype, a), (dtype_before, b) = _sizes(now), _sizes(before)
     if dtype != dtype_before:
         return "dtype", f"{name}: {now}, was {before} (dtype changed)"
     if len(a) != len(b):
         return "shape", f"{name}: {now}, was {before} (another number of dimensions)"
-    return "shape", f"{name}: {now}, was {before}{_guess(a, b, None if past is None else {_sizes(v)[1] for v in past})}"
+    return "shape", f"{name}: {now}, was {before}{_guess(a, b, None if past is None else {_sizes(v)[1] for v in past}, batch)}"
 
 
-def _guess(a: tuple[int, ...], b: tuple[int, ...], past: set[tuple[int, ...]] | None) -> str:
-    """The likely cause of sizes a where b were, and what helps; past: sizes that there were before."""
+def _guess(a: tuple[int, ...], b: tuple[int, ...], past: set[tuple[int, ...]] | None, batch: bool = True) -> str:
+    """The likely cause of sizes a where b were, and what helps; past: sizes that there were before. A last batch comes
+    after batches of one size."""
     changed = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
     if past is None or not changed:
         return ""
-    if changed == [0] and a[0] < b[0]:
+    if changed == [0] and a[0] < b[0] and batch and past == {b}:
         return " (last batch is smaller): use drop_last=True or pad"
     by_one = all(a[i] == b[i] + 1 for i in changed)
     if by_one and (changed[0] > 0 or tuple(n - 2 * (i in changed) for i, n in enumerate(a)) in past):

@@ -137,7 +137,7 @@ def _compile_op(sig, values, floats, ints, mode):
     layouts = tuple((sig.argument(i), w.layout()) for i, w in enumerate(sig.windows))
     view = causes.View(
         "strict", (site.file, site.line), ((sig.name, sig.inputs, sig.static),), leaves,
-        options=(*sig.options, *precision.options([sig.precision])), layouts=layouts,
+        options=(*sig.options, *precision.options([sig.precision])), layouts=layouts, within=where.within(),
     )  # fmt: skip
     return cache.add(key, sig.jit, (values, floats, ints), view, sig.flops, sig.nbytes, site)
 

@@ -30,7 +30,7 @@ def each_op(look):
     """In the block every op runs at once, and then `look(name, inputs, outputs, numbers)` is called.
 
     name: "aten.exp.default". inputs, outputs: [(the schema's name or "result", the jax.Array that holds it or None, its
-    elements as numpy)]; on a CPU these are views of the device's memory: do not keep them. numbers: floats among the
+    elements as numpy)]; on a CPU these are views of the device's memory: do not keep them. numbers: those among the
     arguments. Called with the lock held, on whatever thread runs the op.
     """
     original_fallback = fallback.run
@@ -45,7 +45,7 @@ def each_op(look):
         written = [
             (sig.names[i], v, _read(sig.windows[i], v)) for i, v in zip(sig.writes, out[len(sig.fresh) :], strict=True)
         ]
-        look(sig.name, inputs, fresh + written, floats)
+        look(sig.name, inputs, fresh + written, (*floats, *ints))
         return out
 
     def run_on_cpu(record, args, kwargs, reason):

@@ -95,6 +95,22 @@ def compile_site() -> Site:
     return NOWHERE if frame is None else _site_of(frame)
 
 
+def within() -> str | None:
+    """Which call of the user's line is this: the innermost nn.Module in forward, "" outside of any. None in a backward
+    pass and in an optimizer's step, where one line makes ops for many tensors. It walks the stack: for compiles."""
+    if torch._C._current_graph_task_id() != -1:
+        return None
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name in ("_call_impl", "step") else None
+        if isinstance(owner, torch.optim.Optimizer):
+            return None
+        if isinstance(owner, torch.nn.Module):
+            return f"{type(owner).__name__} {id(owner)}"
+        frame = frame.f_back
+    return ""
+
+
 class _Modules(threading.local):
     """The stack of module paths that are in their forward on this thread."""
 

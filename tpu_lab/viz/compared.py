@@ -36,7 +36,7 @@ class Comparison:
     model: str
     found: tuple[Difference, ...]
     silent: bool  # dropout was switched off
-    random: bool  # random numbers were drawn all the same
+    random: str | bool  # random numbers were drawn all the same: where, or what to do
     mode: str
     precision: str  # torch.tpu.precision, "" when nobody chose
     tolerance: tuple[float, float] | None  # the caller's
@@ -139,7 +139,7 @@ def _model(c: Comparison) -> Model:
     if c.silent:
         meta.append(("dropout off, as random numbers differ between devices", False))
     if c.random:
-        meta.append(("random numbers were drawn and differ: call model.eval()", True))
+        meta.append((f"random numbers were drawn and differ: {c.random}", True))
     ranked = sorted(c.found, key=lambda d: (-d.error, d.order))
 
     def line(d: Difference) -> Line:

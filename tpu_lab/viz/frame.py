@@ -22,6 +22,8 @@ def provenance(m: Metrics) -> list[tuple[str, bool]]:
     if m.steps:
         n, steady = len(m.steps), len(m.steady)
         out.append((number.plural(n, "step") + (f", {steady} steady" if steady and steady < n else ""), False))
+        if cut := sum(s.cut for s in m.steps):
+            out.append((f"{number.count(n - cut)} recorded whole, then the limit of {number.plural(m.trace.limit, 'record')}", True))
     if meta.get("mode"):
         out.append((str(meta["mode"]), True))
     if compiler := meta.get("compiler"):

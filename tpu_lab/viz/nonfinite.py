@@ -50,6 +50,7 @@ class Seen:
     forward: OpRecord | None
     inputs: tuple[Span, ...]
     outputs: tuple[Span, ...]
+    numbers: tuple[float, ...] = ()  # Python numbers among its arguments
 
     @property
     def name(self) -> str:
@@ -93,6 +94,9 @@ class Looked:
     error: str = ""
 
 
+DIVIDES = ("div", "reciprocal", "true_divide", "floor_divide", "remainder", "fmod", "addcdiv")
+
+
 def figure(value: float | None) -> str:
     """`104`, `0.25`, `3.40e38`, `1.20e−5`: three digits, with a power of ten where the number is far from one."""
     if value is None:
@@ -134,8 +138,14 @@ def why(seen: Seen) -> str:
         return f"input of {figure(BELOW[op])}"
     if op in WITHIN:
         return f"input from {figure(low)} to {figure(high)}, outside \u22121 to 1"
-    if op in ("div", "reciprocal", "true_divide") and floats[-1].zeros:
-        return "0 divided by 0" if seen.made == "NaN" else f"divisor 0 in {number.plural(floats[-1].zeros, 'place')}"
+    if op in DIVIDES:
+        divisors = [s for s in floats if s.name.split("[")[0] != first.name.split("[")[0]]
+        zeros = max((s.zeros for s in divisors or floats), default=0)
+        none = "0 " if seen.made == "NaN" and op not in ("remainder", "fmod") else ""
+        if not divisors and 0 in seen.numbers:
+            return f"{none}divided by the number 0"
+        if zeros and (divisors or op == "reciprocal"):
+            return "0 divided by 0" if none else f"divisor 0 in {number.plural(zeros, 'place')}"
     if op == "pow" and seen.made == "NaN":
         return f"base down to {figure(low)}, with a fraction as exponent"
     if op == "pow" and first.zeros and max(abs(low), abs(high)) < 1e10:
