@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from fixtures import traces
 
+import tpu_lab
 from tpu_lab import advice
 from tpu_lab.metrics import Metrics
 from tpu_lab.trace import CompileRecord, LaunchRecord, OpRecord, Trace, WaitRecord
@@ -77,6 +79,20 @@ def test_each_rule_finds_its_case_and_leaves_the_clean_one(kind):
     assert found[kind].line == line and words in found[kind].evidence, found[kind].evidence
     assert found[kind].gain_ns > 0 and found[kind].act.endswith(".") and len(found[kind].brief) < 100
     assert kind not in {f.kind for f in advice.findings(Metrics(clean()), limit=9)}
+
+
+def test_an_op_that_only_the_host_can_run_is_no_read_of_the_user():
+    x = torch.randn(8, 8).to("tpu")
+
+    def step():
+        return x[x > 0].sum(), torch.unique(x.round())
+
+    p = tpu_lab.profile(step, steps=5, warmup=1, mode="strict", peak_flops=1e9)
+    assert {w.what for w in p.trace.waits} >= {"aten.nonzero.default", "aten._unique2.default"} and not any(w.what == "cpu" for w in p.trace.waits)
+    found = {f.kind: f for f in advice.findings(p.metrics, limit=9)}
+    assert not found.keys() & {"wait", "transfers"} and "runs on the host, as the size of its result depends" in found["host op"].evidence
+    clean = tpu_lab.profile(lambda: torch.where(x > 0, x, 0).sum(), steps=5, warmup=1, mode="strict", peak_flops=1e9)
+    assert "host op" not in {f.kind for f in advice.findings(clean.metrics, limit=9)}
 
 
 def test_a_read_beside_a_synchronize_on_one_line_is_the_read():

@@ -154,6 +154,32 @@ def _waits_in_steps(m: Metrics) -> list:
     return out
 
 
+def host_ops(m: Metrics) -> Finding | None:
+    """An op that only the host can run, in every steady step (at least 3): nonzero, unique, eig ..."""
+    if len(m.steady) < 3:
+        return None
+    spent: Counter = Counter()
+    inside: dict[tuple[str, str, int], set[int]] = {}
+    for w, step in _waits_in_steps(m):
+        if w.what.startswith("aten."):
+            spent[w.what, w.file, w.line] += w.wait_ns + w.copy_ns
+            inside.setdefault((w.what, w.file, w.line), set()).add(step)
+    every = [of for of, steps in inside.items() if len(steps) == len(m.steady)]
+    if not every or any(o.fallback for o in m.averaged):
+        return None
+    what, file, line = max(every, key=spent.__getitem__)
+    name, gain = op_name(what), spent[what, file, line]
+    why, way = "the size of its result depends on the values", "a mask of fixed size (torch.where) keeps it on the device"
+    if "eig" in name:
+        why, way = "XLA has no algorithm for it on a TPU", "take it out of the loop, or use eigh for a symmetric matrix"
+    return Finding(
+        "host op", f"Keep {name} out of the step.",
+        f"{name} at {place(file, line)} runs on the host, as {why}: both wait for each other, {number.time(gain / len(m.steady))} a step. {way[0].upper()}{way[1:]}.",
+        f"{name}, {place(file, line)}, runs on the host",
+        file, line, float(gain),
+    )  # fmt: skip
+
+
 def transfers(m: Metrics) -> Finding | None:
     """Several copies to the device in each steady step (at least 3 steps) that take a fifth of the time or more. One or
     two copies a step are its batch."""
@@ -291,4 +317,4 @@ def fallbacks(m: Metrics) -> Finding | None:
     )  # fmt: skip
 
 
-RULES = (compiles, last_batch, waits, transfers, launch_bound, float32, float64, tile, fallbacks)
+RULES = (compiles, last_batch, waits, host_ops, transfers, launch_bound, float32, float64, tile, fallbacks)

@@ -106,7 +106,7 @@ class CompileRecord:
 class WaitRecord:
     """The host waited for the device, or moved data: item(), cpu(), a copy to the device."""
 
-    what: str  # "item" | "bool" | "int" | "float" | "index" | "print" | "cpu" | "to tpu" | "synchronize" | ...
+    what: str  # "item" | "bool" | "int" | "float" | "index" | "print" | "cpu" | "to tpu" | "synchronize" | an op on the host
     file: str
     line: int
     code: str

@@ -83,7 +83,7 @@ def run(record, args, kwargs, reason: str):
                     FallbackWarning,
                     stacklevel=3,
                 )
-        start = time.perf_counter_ns()
+        start, waited = time.perf_counter_ns(), host.waits()
         with executor.waiting(reason), _disable_current_modes(), torch.no_grad():
             moved: dict[int, torch.Tensor] = {}
             wide = False  # halves as float32
@@ -130,6 +130,7 @@ def run(record, args, kwargs, reason: str):
 
             out = to_tpu(result)
         if trace.active is not None:
+            host.waits_of(record.name, waited)
             tensors = signature.tensors_in([*args, *kwargs.values()], [])
             outs = signature.tensors_in(out, [])
             recorder.write(

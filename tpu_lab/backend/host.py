@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import jax
@@ -140,3 +141,13 @@ def _record(what, start, waited, nbytes) -> None:
         trace.WaitRecord(what, site.file, site.line, site.code, start, waited - start, end - waited, nbytes),
     )
 
+
+def waits() -> int:
+    """How many waits the trace holds."""
+    return 0 if trace.active is None else len(trace.active.waits)
+
+
+def waits_of(op: str, since: int) -> None:
+    """An op that runs on the host made the waits since then: nobody asked for these copies by name."""
+    noted = trace.active.waits
+    noted[since:] = [dataclasses.replace(w, what=op) for w in noted[since:]]
