@@ -68,7 +68,7 @@ class CompiledGraph:
         self.written = fxgraph.written(module)
         self.donatable = tuple(donatable)
         self.link = link  # compiled_records.Link: the forward call that a backward belongs to
-        self.infos = None
+        self.infos = self.places = None
         self.untraceable = False
         self.plans: dict[tuple, Plan] = {}
         self.last: Plan | None = None
@@ -275,6 +275,12 @@ class CompiledGraph:
         if self.infos is None:
             self.infos = fxgraph.describe(self.module)
         return self.infos
+
+    def positions(self) -> dict:
+        """compiled_records.positions of its ops, worked out once."""
+        if self.places is None:
+            self.places = compiled_records.positions(self.describe())
+        return self.places
 
 
 def _next_seed(used: int):

@@ -1,23 +1,21 @@
-"""The records of a compiled launch: one OpRecord for each node of the graph, then the launch itself."""
+"""The notes of a compiled launch: one of all ops of the graph, then that of the launch itself. writer.py makes the records."""
 
 from __future__ import annotations
 
-import time
-
 from tpu_lab import trace
-from tpu_lab.backend import launches, recorder, where
+from tpu_lab.backend import launches, recorder, where, writer
 
 
 class Link:
     """What the graphs of one torch.compile call share; it ties a backward graph to the forward call it belongs to: the
-    record index of each forward op by sequence number, alone and with its line.
+    index of its first op, and the position of each by sequence number, alone and with its line.
 
     A backward graph takes the line of its forward, as a backward op does.
     """
 
     def __init__(self, retraced: str = "", names=()):
         self.retraced, self.names = retraced, names  # Dynamo's reason for tracing again; what the user calls the inputs
-        self.owner, self.ops, self.site = None, {}, where.NOWHERE
+        self.owner, self.forward, self.site = None, None, where.NOWHERE
 
     def input_name(self, node) -> str:
         """What the user calls a placeholder of an AOTAutograd graph, or the placeholder's own name."""
@@ -36,32 +34,29 @@ class Link:
 
 
 def write(graph, active: trace.Trace, program, made, start, before, after, counts, token, arrays, out, taken) -> None:
-    """Append the records of one launch. counts: (inputs, outputs, donated); arrays, out, taken: see live.py."""
-    began = time.perf_counter_ns()
+    """Note one launch and its ops. counts: (inputs, outputs, donated); arrays, out, taken: see live.py."""
     launch, site = active.launch_count, graph.link.site_of(graph.phase)
     phase = "backward" if graph.phase == "backward" else "optimizer" if recorder.optimizer else "forward"
-    first = active.op_count
-    infos, link = graph.describe(), graph.link
+    first, infos, link = active.op_count, graph.describe(), graph.link
     active.op_count = first + len(infos)
-    known = link.ops if phase == "backward" and link.owner is active else {}
-    each = 0
-    for index, info in enumerate(infos, first):
-        file, line, code = (info.file, info.line, info.code) if info.file else site
-        record = trace.OpRecord(
-            index, info.name, info.inputs, info.outputs, info.static, info.kind, info.module, file, line, code, phase,
-            known.get((info.seq, info.file, info.line) if info.again else info.seq), launch, info.flops, info.nbytes, start, each,
-            recomputed=info.again and phase == "backward",
-        )  # fmt: skip
-        active.add("ops", record)
-        each = each or time.perf_counter_ns() - began
+    if first >= active.limit:
+        writer.of(active).bound()
+    forward = link.forward if phase == "backward" and link.owner is active else None
+    active.log.append(writer.Graph(infos, first, launch, phase, site, start, forward))
     if phase == "forward":
-        link.owner, link.ops = active, {}
-        for index, info in enumerate(infos, first):
-            link.ops.setdefault(info.seq, index)
-            # ops without a gradient have the number of the one before them, and so has their repetition
-            link.ops.setdefault((info.seq, info.file, info.line), index)
+        link.owner, link.forward = active, (first, graph.positions())
     waiting = active.unlaunched
     active.unlaunched = list(range(first, first + len(infos)))
     times = (start, before, after)
     launches.record(active, program, made, "compiled", "compiled", site, times, launches.Counts(*counts), token, arrays, out, program.extra.made, taken)
     active.unlaunched = waiting
+
+
+def positions(infos) -> dict:
+    """Autograd's sequence number of each op -> its position: a backward op has that of its forward op."""
+    found: dict = {}
+    for at, info in enumerate(infos):
+        found.setdefault(info.seq, at)
+        # ops without a gradient have the number of the one before them, and so has their repetition
+        found.setdefault((info.seq, info.file, info.line), at)
+    return found

@@ -12,6 +12,7 @@ import collections
 import gc
 import threading
 import time
+from typing import NamedTuple
 
 from tpu_lab import trace
 from tpu_lab.backend import dtypes, memory, where
@@ -28,6 +29,18 @@ def of(active: trace.Trace) -> Writer:
     if active.writer is None:
         active.writer = Writer(active)
     return active.writer
+
+
+class Graph(NamedTuple):
+    """The note of the ops of one launch of a compiled graph. forward: what Link keeps of its forward graph."""
+
+    infos: list
+    first: int
+    launch: int
+    phase: str
+    site: where.Site
+    start: int
+    forward: tuple[int, dict] | None
 
 
 class Writer:
@@ -84,6 +97,8 @@ class Writer:
                         continue
                 if note[15] == 1:
                     self._op_launch(note)
+            elif kind is Graph:
+                self._graph(*note)
             elif kind is tuple:
                 self._told(*note)
             elif kind is frozenset:
@@ -121,6 +136,19 @@ class Writer:
         active._ops.append(record)
         if not returned:
             self._open.append((record, note))
+
+    def _graph(self, infos, first, launch, phase, site, start, forward) -> None:
+        active, backward = self.trace, phase == "backward"
+        fits = max(0, min(len(infos), active.limit - len(active._ops)))
+        active._dropped += len(infos) - fits
+        begin, known = forward or (0, {})
+        for index, info in enumerate(infos[:fits], first):
+            at = known.get((info.seq, info.file, info.line) if info.again else info.seq)
+            active._ops.append(_Op(
+                index, info.name, info.inputs, info.outputs, info.static, info.kind, info.module,
+                *((info.file, info.line, info.code) if info.file else site), phase, None if at is None else begin + at, launch,
+                info.flops, info.nbytes, start, 0, recomputed=info.again and backward,
+            ))  # fmt: skip
 
     def _left_out(self, indices) -> None:
         """Ops that did not run: they did no work."""
