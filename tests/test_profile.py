@@ -139,6 +139,83 @@ def test_optimizer_steps_and_phases():
     assert len(p.trace.meta["cpu"]) == 7  # start, each step, end
 
 
+def test_optimizers_that_take_turns_make_one_step(tmp_path):
+    first, second = (torch.nn.Linear(4, 2).to("tpu") for _ in range(2))
+    a, b = torch.optim.SGD(first.parameters(), lr=0.1), torch.optim.SGD(second.parameters(), lr=0.1)
+
+    def update(model, optimizer):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4).to("tpu")).sum().backward()
+        optimizer.step()
+
+    with tpu_lab.profile(peak_flops=1e9) as p:
+        for _ in range(3):
+            update(first, a), update(first, a), update(second, b)
+    assert len(p.metrics.steps) == 3 and len(p.trace.steps) == 9
+    p.to_json(tmp_path / "p.json")
+    assert len(Profile.from_json(tmp_path / "p.json").metrics.steps) == 3
+    with tpu_lab.profile(peak_flops=1e9) as p:  # one after the other
+        for model, optimizer in ((first, a), (second, b)):
+            for _ in range(3):
+                update(model, optimizer)
+    assert len(p.metrics.steps) == 6
+
+
+def test_a_call_that_ends_is_no_optimizer(x):
+    p = tpu_lab.profile(lambda: x * 3, mode="fused", peak_flops=1e9)
+    assert [r.reason for r in p.trace.launches] == ["call end"] and "optimizer step" not in f"{p}{p.fusions}"
+    assert "the profiled call ended" in str(p.fusions)
+
+
+def test_the_eager_modes_that_ran_are_named(x):
+    with tpu_lab.profile(mode="strict", peak_flops=1e9) as p:
+        x * 3
+        with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
+            (x * 3).sum().item()
+    assert "strict and fused" in str(p).splitlines()[1]
+
+
+def test_a_file_that_was_edited_and_loaded_again_shows_its_new_lines(tmp_path, monkeypatch, x):
+    import importlib
+    import os
+
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_module.py"
+    file.write_text("def f(x):\n    return x.sin()\n")
+    module = importlib.import_module("edited_module")
+    assert tpu_lab.profile(module.f, x, peak_flops=1e9).trace.ops[0].code == "return x.sin()"
+    file.write_text("# longer\ndef f(x):\n    y = x.cos()\n    return y\n")
+    os.utime(file, (2e9, 2e9))
+    importlib.reload(module)
+    assert tpu_lab.profile(module.f, x, peak_flops=1e9).trace.ops[0].code == "y = x.cos()"
+
+
+def test_a_report_can_be_read_on_another_thread_while_ops_run(x):
+    import threading
+    import traceback
+
+    stop, wrong = threading.Event(), []
+
+    def read(p):
+        while not stop.is_set():
+            try:
+                len(str(p.summary)), p.metrics.flops
+                p.forget_drawn()
+            except Exception:
+                wrong.append(traceback.format_exc())
+                return
+
+    with tpu_lab.profile(mode="strict", peak_flops=1e9) as p:
+        reader = threading.Thread(target=read, args=(p,))
+        reader.start()
+        for _ in range(400):
+            (x @ x.t()).relu()
+        stop.set()
+        reader.join()
+    assert not wrong, wrong
+    assert len(p.trace.ops) == 1200
+
+
 def test_the_buffer_is_bounded(x):
     with tpu_lab.profile(limit=3, peak_flops=1e9) as p:
         for _ in range(10):

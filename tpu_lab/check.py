@@ -256,7 +256,7 @@ def _steps(recorded: Profile) -> list[tuple[list, list, float]]:
     m, trace = recorded.metrics, recorded.trace
     calls = [step for step in m.steps if not step.warmup]
     begin = calls[0].start_ns if calls else trace.start_ns
-    ends = [ns for ns in trace.steps if ns >= begin]
+    ends = [ns for ns in trace.step_ends() if ns >= begin]
     if len(ends) < 2 or len(calls) > 1:
         ends = [step.end_ns for step in calls] or [trace.end_ns]
 

@@ -17,7 +17,7 @@ from tpu_lab.trace import CompileRecord, HeldRecord, LaunchRecord, OpRecord, Tra
 
 SCHEMA, VERSION = "tpu-lab-profile", 1
 _KINDS = {"ops": OpRecord, "launches": LaunchRecord, "compiles": CompileRecord, "waits": WaitRecord, "held": HeldRecord}
-_PLAIN = ("limit", "steps", "marks", "live", "dropped", "lines", "op_count", "launch_count", "start_ns", "end_ns", "writing_ns")
+_PLAIN = ("limit", "steps", "steppers", "marks", "live", "dropped", "lines", "op_count", "launch_count", "start_ns", "end_ns", "writing_ns")
 PAGE = 800_000  # characters of the views in a page
 TEXT_BYTES = 8 << 20  # of compressed program texts in a file
 STABLEHLO = 16  # programs whose StableHLO is stored: making it means tracing again

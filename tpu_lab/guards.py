@@ -76,7 +76,7 @@ class no_recompile:  # noqa: N801  a context manager is written as a function is
     def step(self) -> None:
         """A step has ended: what it deferred is launched. Optimizer steps are no longer counted."""
         self._by_hand = True
-        executor.flush("step end")
+        executor.flush("mark")
         self._count()
 
     def _count(self) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import sys
 import tokenize
+import types
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -91,13 +93,23 @@ class TpuProfileMagics(Magics):
                 self._deliver(holder.profile, args, code)
         return holder.profile if args.output and not _silenced(code) else None
 
+    def _number(self) -> int:
+        """The number of the cell that runs. `execution_count` may be that of the next one already."""
+        numbers = getattr(self.shell.compile, "_filename_map", {})
+        frame: types.FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_filename in numbers:
+                return numbers[frame.f_code.co_filename]
+            frame = frame.f_back
+        return self.shell.execution_count
+
     def _compile(self, code: str, magic: str):
         """The code as IPython would run it (magics, `!`, `?` work), with its lines known to tracebacks and records.
 
         UsageError for what is no Python, with its line: a SyntaxError from here would show frames of ours and IPython's.
         """
         cell = self.shell.transform_cell(code)
-        name = self.shell.compile.cache(cell, self.shell.execution_count, raw_code=code)
+        name = self.shell.compile.cache(cell, self._number(), raw_code=code)
         try:
             tree = self.shell.transform_ast(self.shell.compile.ast_parse(cell, filename=name))
             return self.shell.compile(tree, name, "exec"), name

@@ -169,7 +169,7 @@ def _backward_spans(ops, begin, end) -> tuple[np.ndarray, np.ndarray]:
 
 def _steps(trace: Trace, timeline: Timeline, block_end: int) -> tuple[Step, ...]:
     """Steps by the calls profile() made or by p.step(), else by optimizer steps."""
-    ends = [ns for what, ns in trace.marks if what in ("call end", "step end")] or list(trace.steps)
+    ends = [ns for what, ns in trace.marks if what in ("call end", "step end")] or trace.step_ends()
     ends = sorted(ns for ns in ends if ns <= block_end)
     warm = max((ns for what, ns in trace.marks if what == "warmup end"), default=0)
     op_at = np.maximum.accumulate(_column(trace.ops, "time_ns"))

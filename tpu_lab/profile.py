@@ -42,7 +42,8 @@ class Profile:
         """The numbers (tpu_lab.metrics.Metrics): times in ns, sizes in bytes, work in FLOPs."""
         from tpu_lab.metrics import Metrics
 
-        return Metrics(self.trace, self._peak(), self._flops)
+        trace = self.trace.now() if self.trace.meta.get("recording") else self.trace
+        return Metrics(trace, self._peak(), self._flops)
 
     def step(self) -> None:
         """A step ends here: `with tpu_lab.profile() as p:`, a loop, and p.step() at the end of its body. Steps of a block

@@ -149,7 +149,7 @@ def step_ended(trace: Trace) -> None:
 
 
 def _ended(trace: Trace, what: str, wait: bool = False) -> None:
-    _hook("executor", "flush")("step end")  # what was deferred is this step's
+    _hook("executor", "flush")("call end" if what == "call end" else "mark")  # what was deferred is this step's
     if wait:
         _hook("launches", "drain")()
     trace.marks.append((what, time.perf_counter_ns()))

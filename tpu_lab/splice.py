@@ -40,6 +40,7 @@ def join(traces: list[Trace]) -> Trace:
         out.meta["cpu"] += [(ns + shift, cpu - samples[0][1] + ran) for ns, cpu in samples]
         ran = out.meta["cpu"][-1][1] if out.meta["cpu"] else 0
         out.steps += [ns + shift for ns in t.steps]
+        out.steppers += t.steppers
         ops += max((o.index + 1 for o in t.ops), default=0)
         launches += max((r.index + 1 for r in t.launches), default=0)
         clock = end + shift

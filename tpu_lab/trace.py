@@ -6,6 +6,7 @@ counted in `dropped`, never silently lost.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ REASONS = {
     "cpu": "copy to the CPU",
     "synchronize": "synchronize",
     "step end": "the optimizer step ended",
+    "call end": "the profiled call ended",
+    "mark": "p.step() ended the step",
     "loop": "a repeated run of ops was detected",
     "compiled": "a compiled graph ran",
     "unsupported": "an op without a TPU lowering ran on the CPU",
@@ -143,6 +146,8 @@ class Trace:
     compiles: list[CompileRecord] = field(default_factory=list)
     waits: list[WaitRecord] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
+    steppers: list[int] = field(default_factory=list)  # whose step that was: optimizers are numbered as they come
+    optimizers: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # id -> number
     marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end" | "call end" | "step end" | "block end", ns): set by profile()
     live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
     held: list[HeldRecord] = field(default_factory=list)  # the arrays behind `live`, by the end of their lives
@@ -161,6 +166,23 @@ class Trace:
 
     def __post_init__(self) -> None:
         self.note = self.log.append  # each op calls it, and each array's end
+
+    def step_ends(self) -> list[int]:
+        """The ends of the steps, by optimizer steps. Where several optimizers take turns (a GAN's two) a step ends with
+        the one that came last in the first round."""
+        of = self.steppers
+        if len(of) != len(self.steps) or all(a <= b for a, b in zip(of, of[1:], strict=False)):
+            return list(self.steps)  # one, or one after the other
+        return [ns for ns, number in zip(self.steps, of, strict=True) if number == max(of)]
+
+    def now(self) -> Trace:
+        """What is recorded so far, while it goes on on another thread."""
+        if self.writer is not None:
+            self.writer.catch_up()
+        found = copy.copy(self)
+        found.__dict__.update({k: list(v) for k, v in vars(self).items() if v.__class__ is list}, writer=None, log=[])
+        found.end_ns = found.end_ns or time.perf_counter_ns()
+        return found
 
     def close(self) -> None:
         """Nothing will be noted any more: make all records, and forget how."""

@@ -283,11 +283,11 @@ def _ops(new: View, old: View) -> str:
     more, i = len(new.leaves) - len(old.leaves), _common(now, before)
     if i < min(len(now), len(before)):
         if more > 0 and _MAKES.match(before[i]) and not _MAKES.match(now[i]):
-            return f"{more} more inputs: what {before[i]} made the first time (an optimizer's state) now exists, once"
-        return f"{len(now)} ops, were {len(before)}: op {i} is {now[i]}, was {before[i]}"
+            return f"{more} more input{'s' * (more > 1)}: what {before[i]} made the first time now exists, once (as an optimizer's state does)"
+        return f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}: op {i} is {now[i]}, was {before[i]}"
     if len(now) > len(before):
-        return f"{len(now)} ops, were {len(before)}: {len(now) - len(before)} more at the end, from {now[len(before)]} on"
-    return f"{len(now)} ops, were {len(before)}: it ended {len(before) - len(now)} ops earlier, before {before[len(now)]}"
+        return f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}: {len(now) - len(before)} more at the end, from {now[len(before)]} on"
+    return f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}: it ended {len(before) - len(now)} ops earlier, before {before[len(now)]}"
 
 
 _CHECKS = (

@@ -144,7 +144,7 @@ class CompiledGraph:
         """An op in the graph has no lowering, or its result's shape is data: say so, and run the graph as eager mode does."""
         self.untraceable = True
         warnings.warn(
-            f"torch.compile: a {self.phase} graph of {len(self.describe())} ops runs op by op on 'tpu', because one of them "
+            f"torch.compile: {'an' if self.phase == 'inference' else 'a'} {self.phase} graph of {len(self.describe())} ops runs op by op on 'tpu', because one of them "
             f"cannot be part of a program: {str(error).splitlines()[0]}",
             fallback.FallbackWarning,
             stacklevel=3,

@@ -92,7 +92,9 @@ def _optimizer_hooks() -> None:
         if trace.active is not None:
             import time
 
-            trace.active.steps.append(time.perf_counter_ns())
+            active = trace.active
+            active.steps.append(time.perf_counter_ns())
+            active.steppers.append(active.optimizers.setdefault(id(optimizer), len(active.optimizers)))
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)

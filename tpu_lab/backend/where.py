@@ -162,6 +162,7 @@ def _hook_modules() -> list:
 def watch_modules():
     """Keep track of nn.Module paths while the block runs."""
     _lines.clear()
+    linecache.checkcache()  # a file may have been edited and loaded again
     handles = _hook_modules()
     # torch.compile warns that hooks on all modules also run for its wrapper module: ours expect that
     warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")

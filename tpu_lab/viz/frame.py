@@ -25,7 +25,8 @@ def provenance(m: Metrics) -> list[tuple[str, bool]]:
         if cut := sum(s.cut for s in m.steps):
             out.append((f"{number.count(n - cut)} recorded whole, then the limit of {number.plural(m.trace.limit, 'record')}", True))
     if meta.get("mode"):
-        out.append((str(meta["mode"]), True))
+        others = dict.fromkeys(r.mode for r in m.trace.launches if r.mode not in ("compiled", meta["mode"]))
+        out.append((" and ".join([str(meta["mode"]), *others]), True))
     if compiler := meta.get("compiler"):
         out.append((compiler + (f", jax {meta['jax']}" if meta.get("jax") else "") + cores(meta), False))
     if kind := dtype(m):
