@@ -241,6 +241,22 @@ def test_the_nearest_of_many_is_found_without_looking_at_all():
     assert causes.explain(other, earlier)[0] == "mode"
 
 
+def test_inputs_of_a_compiled_function_have_the_users_names():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(4))
+
+        def forward(self, *args, scale):
+            return args[0] * self.w * scale["by"]
+
+    net = torch.compile(Net().to("tpu"), dynamic=True)
+    with torch.no_grad():
+        for rows in (9, 8):
+            found = misses(lambda rows=rows: net(ones(rows, 4), scale={"by": ones(1)}))
+    assert found == [("shape", "args[0]: f32[8,4], was f32[9,4]" + LAST)]
+
+
 def test_dynamos_reasons_lose_their_numbers():
     reason = "0/2: ___check_type_id(k, 139843661561056), type=<class 'int'>  # return net(x)*k  # a.py:21 in f (HINT: type int)\nUser"
     assert causes._retraced(reason) == ("constant", "Dynamo traced it again: k was of type int")

@@ -123,7 +123,7 @@ def _input_names(gm) -> list[str]:
             source = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", None)
             text = source if isinstance(source, str) else node.name
             text = re.sub(r"\._(modules|parameters|buffers)\b", "", re.sub(r"^[LG]\['(?:self'\]\.?)?", "['", text))
-            names.append(re.sub(r"\['([\w.]+)'\]", r".\1", text).strip("[']."))
+            names.append(re.sub(r"\['([\w.]+)'\]", r".\1", text).lstrip("['."))
     return names
 
 
