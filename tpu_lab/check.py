@@ -26,7 +26,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from tpu_lab import causal
+from tpu_lab import causal, errors
 from tpu_lab.backend.trial import lowered as lowered
 from tpu_lab.profile import Profile, profile
 from tpu_lab.score import KINDS, CodeLine, Outcome, Score, Tally
@@ -110,7 +110,7 @@ def attempt(
     except (Exception, SystemExit) as error:
         with contextlib.suppress(Exception):
             torch.tpu.synchronize()
-        said = " ".join(str(error).split())[:240]
+        said = errors.line(error)
         line = _line_of(error, file, first, len(source))
         where = f" in line {line}" if line else ""
         words = f"`{name}` stopped{where}: {type(error).__name__}" + (f": {said}" if said else "")
@@ -288,7 +288,7 @@ def _tested(test: Callable | None, given: Any) -> Disagree | None:
     try:
         found = test(given)
     except Exception as error:
-        said = " ".join(str(error).split())[:160]
+        said = errors.line(error, 160)
         return Disagree(f"the check cannot use this result ({type(error).__name__}{': ' + said if said else ''}).")
     return Disagree(found) if isinstance(found, str) else found
 
