@@ -216,6 +216,21 @@ def test_no_function_is_told_so():
     assert "should be a function, not an int" in check.attempt(3, name="step").error
 
 
+def test_what_an_answer_sets_for_the_process_ends_with_it(x):
+    def settles(fails):
+        torch.set_default_device("tpu")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.tpu.eager_mode = torch.tpu.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+        return 1 / 0 if fails else x
+
+    before = torch.tpu.eager_mode
+    for fails in (True, False):
+        assert bool(check.attempt(settles, fails).error) == fails
+        assert torch.ones(1).device.type == "cpu" and torch.ones(1).dtype == torch.float32
+        assert torch.is_grad_enabled() and torch.tpu.eager_mode == before
+
+
 def test_a_wrong_index_that_nothing_waited_for_is_the_attempts_own():
     def reads(fails):
         x = torch.ones(3, device="tpu")[torch.tensor([7]).to("tpu")]

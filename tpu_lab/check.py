@@ -84,7 +84,8 @@ def attempt(
     shows: Any = _SAME,
     **kwargs,
 ) -> Attempt:
-    """Run the learner's function and record what runs on "tpu"; whatever it raises is kept, not raised.
+    """Run the learner's function and record what runs on "tpu"; whatever it raises is kept, not raised. A default device,
+    dtype or mode that it sets ends with it.
 
     mode, steps, warmup: as in `tpu_lab.profile`. gives: it has to return something; None then means "not tried".
     fresh: forget all programs first, so that misses are counted from none. name: for what is no function.
@@ -106,7 +107,8 @@ def attempt(
         torch.tpu._clear_cache()
     run = profile(mode=mode, steps=steps, warmup=warmup, name=name)(fn)
     try:
-        value = run(*args, **kwargs)
+        with _set_back():
+            value = run(*args, **kwargs)
         torch.tpu.synchronize()  # a wrong index that nothing waited for is told here, not in the next cell
     except (Exception, SystemExit) as error:
         with contextlib.suppress(Exception):
@@ -126,6 +128,22 @@ def attempt(
             **known,
         )
     return Attempt(name, value, run.profile, **known)
+
+
+@contextlib.contextmanager
+def _set_back():
+    """What an answer sets for the whole process is set back, so that it changes no other check."""
+    dtype, device, gradients = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+    mode = torch.tpu.eager_mode
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        if torch.tpu.eager_mode != mode:
+            torch.tpu.eager_mode = mode
 
 
 @dataclass(frozen=True)
