@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from safe_page import check_page
@@ -134,6 +135,20 @@ def test_predictions(given, actual, state):
     assert "pass" == state or str(actual) not in view.outcomes[0].rest + view.outcomes[0].lead, "it gives nothing away"
 
 
+@pytest.mark.parametrize(
+    ("given", "actual", "said"),
+    [
+        (1, True, "`1` is neither `True` nor `False`, and one of them is asked for."),
+        ((1, 1, 0, 0), (True, True, False, False), "value 1: `1` is neither `True` nor `False`, and one of them is asked for."),
+        ((False, np.False_), (True, False), "value 2: `np.False_` is neither `True` nor `False`, and one of them is asked for."),
+        ((False, ...), (True, False), "value 1 disagrees."),
+        (True, 1, "that is `True`, and a number is asked for."),
+    ],
+)
+def test_a_value_of_another_kind_is_told_so(given, actual, said):
+    assert SHEET.predict("1", given, actual).outcomes[0].lead == f"Not yet: {said}"
+
+
 def test_a_prediction_may_be_near():
     assert SHEET.predict("1", 0.52, 0.5, within=0.05).passed and not SHEET.predict("1", 0.54, 0.5, within=0.05).passed
 
@@ -201,6 +216,21 @@ def test_no_function_is_told_so():
     assert "should be a function, not an int" in check.attempt(3, name="step").error
 
 
+def test_what_an_answer_sets_for_the_process_ends_with_it(x):
+    def settles(fails):
+        torch.set_default_device("tpu")
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.tpu.eager_mode = torch.tpu.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+        return 1 / 0 if fails else x
+
+    before = torch.tpu.eager_mode
+    for fails in (True, False):
+        assert bool(check.attempt(settles, fails).error) == fails
+        assert torch.ones(1).device.type == "cpu" and torch.ones(1).dtype == torch.float32
+        assert torch.is_grad_enabled() and torch.tpu.eager_mode == before
+
+
 def test_a_wrong_index_that_nothing_waited_for_is_the_attempts_own():
     def reads(fails):
         x = torch.ones(3, device="tpu")[torch.tensor([7]).to("tpu")]
@@ -234,6 +264,60 @@ def test_a_test_names_the_record_that_disagrees(x):
     assert "cannot use this result (AttributeError" in unreadable.outcomes[0].rest
     with pytest.raises(ValueError, match="no score 'speed'"):
         SHEET.do("1", tried, par={"speed": 1})
+
+
+def elsewhere(x):
+    return (x.cpu() * 2).to("tpu")
+
+
+def typed_in(x):
+    return torch.full((4, 4), 2.0, device="tpu")
+
+
+def in_vain(x):
+    x @ x  # nobody holds the result
+    return torch.zeros_like(x)
+
+
+def test_work_on_the_cpu_is_never_better_than_par(x):
+    for fn, par, ran, said in (
+        (elsewhere, {"launches": 1}, None, "nothing ran on `tpu`: this ran on the CPU, or its result was typed in."),
+        (elsewhere, {"bytes": 99}, (), "nothing was computed on `tpu`: this ran on the CPU, or its result was typed in."),
+        (elsewhere, None, (), "nothing was computed on `tpu`"),
+        (typed_in, {"launches": 1, "bytes": 999}, (), "nothing was computed on `tpu`"),
+        (in_vain, {"launches": 1}, (), "nothing was computed on `tpu`"),
+        (chain, {"launches": 1}, ("reduce", "backward"), "the record of `tpu` holds no backward op: that part ran on"),
+    ):
+        view = SHEET.do("1", check.attempt(fn, x, mode="fused"), par=par, ran=ran, hints=["go there"])
+        assert view.state == "fail" and view.outcomes[0].rest.startswith(said), f"{fn.__name__}\n{view}"
+        assert "etter than par" not in view.text() and view.hint(1) == "go there"
+    views = check.attempt(lambda x: x.t(), x)
+    assert SHEET.do("1", views, par={"launches": 0}).passed, "par may be to launch nothing"
+    assert SHEET.do("1", check.attempt(typed_in, x, mode="fused"), par={"launches": 1}).passed, "nothing is to be computed"
+    assert SHEET.do("1", check.attempt(chain, x), ran=("elementwise", "forward reduce")).passed
+    with pytest.raises(ValueError, match="no part 'forwards'"):
+        SHEET.do("1", views, ran=("forwards matmul",))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_each_step_of_a_training_has_to_run_there(compiled):
+    def train(steps_there):
+        w = torch.ones(4, 4, device="tpu", requires_grad=True)
+        product = torch.compile(torch.matmul, backend="tpu") if compiled else torch.matmul
+        opt = torch.optim.AdamW([w], 0.1)
+        for step in range(3):
+            if step < steps_there:
+                product(w, w).sum().backward()
+            else:
+                w.grad = torch.zeros(4, 4).to("tpu")
+            opt.step()
+            opt.zero_grad()
+        return w
+
+    whole, partly = (check.attempt(train, n, mode="fused") for n in (3, 2))
+    assert SHEET.do("1", whole, ran=check.TRAINING).passed
+    said = SHEET.do("1", partly, ran=check.TRAINING).outcomes[0].rest
+    assert said == "the record of `tpu` holds no forward matmul op in step 3: that part ran on the CPU, or not at all."
 
 
 def test_steps_are_the_optimizers():

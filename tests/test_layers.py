@@ -46,7 +46,8 @@ TOP = {
     "guards",
     "lessons",
 }
-ALL_MAY = {"tpu_lab.viz.number"}  # how numbers are written: pure text, used wherever a sentence is made
+# How numbers, and what an exception says, are written: pure text, used wherever a sentence is made.
+ALL_MAY = {"tpu_lab.viz.number", "tpu_lab.errors"}
 MIDDLE = {p.stem for p in PACKAGE.glob("*.py")} - TOP - {"trace"}
 MAY_IMPORT = {
     "trace": set(),

@@ -13,7 +13,6 @@ a hint with its line. All is a function of its arguments; cells may run again in
 from __future__ import annotations
 
 import ast
-import bisect
 import contextlib
 import inspect
 import math
@@ -26,9 +25,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 import torch
 
-from tpu_lab import causal
+from tpu_lab import errors
+from tpu_lab import ran as _ran
 from tpu_lab.backend.trial import lowered as lowered
 from tpu_lab.profile import Profile, profile
+from tpu_lab.ran import TRAINING as TRAINING
 from tpu_lab.score import KINDS, CodeLine, Outcome, Score, Tally
 from tpu_lab.viz import check as page
 from tpu_lab.viz.check import Checked
@@ -83,7 +84,8 @@ def attempt(
     shows: Any = _SAME,
     **kwargs,
 ) -> Attempt:
-    """Run the learner's function and record what runs on "tpu"; whatever it raises is kept, not raised.
+    """Run the learner's function and record what runs on "tpu"; whatever it raises is kept, not raised. A default device,
+    dtype or mode that it sets ends with it.
 
     mode, steps, warmup: as in `tpu_lab.profile`. gives: it has to return something; None then means "not tried".
     fresh: forget all programs first, so that misses are counted from none. name: for what is no function.
@@ -105,12 +107,13 @@ def attempt(
         torch.tpu._clear_cache()
     run = profile(mode=mode, steps=steps, warmup=warmup, name=name)(fn)
     try:
-        value = run(*args, **kwargs)
+        with _set_back():
+            value = run(*args, **kwargs)
         torch.tpu.synchronize()  # a wrong index that nothing waited for is told here, not in the next cell
     except (Exception, SystemExit) as error:
         with contextlib.suppress(Exception):
             torch.tpu.synchronize()
-        said = " ".join(str(error).split())[:240]
+        said = errors.line(error)
         line = _line_of(error, file, first, len(source))
         where = f" in line {line}" if line else ""
         words = f"`{name}` stopped{where}: {type(error).__name__}" + (f": {said}" if said else "")
@@ -125,6 +128,22 @@ def attempt(
             **known,
         )
     return Attempt(name, value, run.profile, **known)
+
+
+@contextlib.contextmanager
+def _set_back():
+    """What an answer sets for the whole process is set back, so that it changes no other check."""
+    dtype, device, gradients = torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()
+    mode = torch.tpu.eager_mode
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(gradients)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        if torch.tpu.eager_mode != mode:
+            torch.tpu.eager_mode = mode
 
 
 @dataclass(frozen=True)
@@ -169,6 +188,7 @@ class Sheet:
         title: str = "do",
         name: str = "",
         par: Mapping[str, float] | None = None,
+        ran: Sequence[str] | None = None,
         test: Callable[[Any], str | Disagree | None] | None = None,
         right: str = "Done.",
         why: str = "",
@@ -179,8 +199,10 @@ class Sheet:
         """An `attempt`, a Profile or any value, judged by `test` and by par.
 
         test: gets `given`; None when all is well, else a sentence or a Disagree. par: score -> what the solution reaches,
-        a step (misses: in all); launches, misses, ops, bytes, peak, flops decide, MFU and time (ns) only show. right, why: the
-        verdict, bold, and the sentence behind it. todo: said while it is not tried. code: shown when given has none.
+        a step (misses: in all); launches, misses, ops, bytes, peak, flops decide, MFU and time (ns) only show. ran: what each
+        step has to run on the device, as in `ran.lacking`: TRAINING, or () when it has to compute; what is scored against
+        par has to launch something in any case. right, why: the verdict, bold, and the sentence behind it. todo: said while
+        it is not tried. code: shown when given has none.
         """
         if unknown := set(par or {}) - set(KINDS):
             raise ValueError(f"no score {min(unknown)!r}: there are {', '.join(KINDS)}")
@@ -195,7 +217,11 @@ class Sheet:
             return page.draw(Outcome(number, title, "fail", "Not yet:", tried.error, marked, tuple(hints)))
         recorded = tried.profile if isinstance(given, Attempt) else given
         scores = tuple(Score(kind, measure(recorded, kind), value) for kind, value in (par or {}).items())
+        counted = any(score.decides and score.par > 0 for score in scores)
         found = _tested(test, given)
+        if found is None and isinstance(recorded, Profile) and (counted or ran is not None):
+            lacks = _ran.lacking(recorded.metrics, ran)
+            found = Disagree(lacks, record="p.ops") if lacks else None
         if found is not None:
             at = found.at if isinstance(found.at, int) or found.at is None else tried.line_of(found.at)
             short = len(found.sentence) <= 48
@@ -220,11 +246,11 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
     """One figure of a profile, a step; misses: programs that were not in memory, in all. Time is without compiling.
 
     From three steps on it is the median step's, as the first one sets things up and the last may leave work undone; of
-    fewer steps the mean, of a block without steps the whole; FLOPs are the mean of all. Steps are an optimizer's where it made several, else calls.
+    fewer steps the mean, of a block without steps the whole; FLOPs are the mean of all. Steps are those of `ran.steps`.
     """
     if not isinstance(recorded, Profile):
         return None
-    m, steps = recorded.metrics, _steps(recorded)
+    m, steps = recorded.metrics, _ran.steps(recorded.metrics)
 
     def typical(count: Callable) -> float:
         counts = [count(ops, launches) for ops, launches, _ in steps]
@@ -236,39 +262,11 @@ def measure(recorded: Profile | None, kind: str) -> float | None:
         "ops": lambda: typical(lambda ops, launches: len(ops)),
         "bytes": lambda: typical(lambda ops, launches: sum(launch.bytes for launch in launches)),
         "peak": lambda: max((live for _, live in m.trace.live), default=0),
-        "flops": lambda: sum(map(_work, steps)) / len(steps),
+        "flops": lambda: sum(map(_ran.work, steps)) / len(steps),
         "MFU": lambda: m.mfu,
         "time": lambda: statistics.median(ns for _, _, ns in steps),
     }
     return readers[kind]()
-
-
-def _work(step: tuple[list, list, float]) -> float:
-    """Model FLOPs of a step: its matmuls, as in Metrics.flops; of compiled graphs, which have no ops, the launches'."""
-    ops, launches, _ = step
-    dropped = causal.masked(ops, launches)
-    own = sum(op.flops - dropped.get(op.index, 0) for op in ops if op.kind == "matmul" and not op.recomputed)
-    return own or sum(r.flops for r in launches)
-
-
-def _steps(recorded: Profile) -> list[tuple[list, list, float]]:
-    """(ops, launches, ns without compiling) of each step after the warm-up; ops and launches after the last one are its own."""
-    m, trace = recorded.metrics, recorded.trace
-    calls = [step for step in m.steps if not step.warmup]
-    begin = calls[0].start_ns if calls else trace.start_ns
-    ends = [ns for ns in trace.step_ends() if ns >= begin]
-    if len(ends) < 2 or len(calls) > 1:
-        ends = [step.end_ns for step in calls] or [trace.end_ns]
-
-    def parted(records) -> list[list]:
-        parts: list[list] = [[] for _ in ends]
-        for record in records:
-            if record.time_ns >= begin:
-                parts[min(bisect.bisect_left(ends, record.time_ns), len(ends) - 1)].append(record)
-        return parts
-
-    splits = [m.timeline.split(start, end) for start, end in zip([begin, *ends], ends)]
-    return list(zip(parted(trace.ops), parted(trace.launches), [split.total - split.compile for split in splits]))
 
 
 def shown(source: Sequence[str], marked: int = 0) -> tuple[CodeLine, ...]:
@@ -288,7 +286,7 @@ def _tested(test: Callable | None, given: Any) -> Disagree | None:
     try:
         found = test(given)
     except Exception as error:
-        said = " ".join(str(error).split())[:160]
+        said = errors.line(error, 160)
         return Disagree(f"the check cannot use this result ({type(error).__name__}{': ' + said if said else ''}).")
     return Disagree(found) if isinstance(found, str) else found
 
@@ -302,11 +300,13 @@ def _counted(score: Score) -> str:
 def _differs(given: Any, actual: Any, within: float) -> str | None:
     """In what way an answer is not `actual`, without giving it away; None when it is right."""
     try:
-        if isinstance(actual, bool) or isinstance(given, bool):
+        if isinstance(actual, bool):
+            if not isinstance(given, bool):
+                return f"`{_written(given)}` is neither `True` nor `False`, and one of them is asked for."
             return None if given is actual else f"the run does not say `{_written(given)}`."
         if isinstance(actual, numbers.Real):
-            if isinstance(given, str):
-                return "that is text, and a number is asked for."
+            if isinstance(given, (str, bool)):
+                return f"that is {'text' if isinstance(given, str) else f'`{given}`'}, and a number is asked for."
             value, true = float(given), float(actual)
             if math.isnan(value):
                 return "that is not a number."
@@ -319,6 +319,9 @@ def _differs(given: Any, actual: Any, within: float) -> str | None:
         if isinstance(actual, (tuple, list)):
             if isinstance(given, numbers.Real) or len(given) != len(actual):
                 return f"{len(actual)} values are asked for."
+            for i, (a, b) in enumerate(zip(given, actual), 1):  # of another kind first: flipping it would not help
+                if isinstance(b, bool) and not isinstance(a, bool) and a is not ...:
+                    return f"value {i}: {_differs(a, b, within)}"
             wrong = [i for i, (a, b) in enumerate(zip(given, actual), 1) if a is ... or _differs(a, b, within)]
             return f"value {wrong[0]} disagrees." if wrong else None
         return None if bool(given == actual) else f"the run does not say `{_written(given)}`."

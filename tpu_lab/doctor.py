@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from tpu_lab import doctor_probes
+from tpu_lab import doctor_probes, errors
 from tpu_lab.doctor_probes import Finding, Machine
 
 SCHEMA = 1  # of the JSON
@@ -42,7 +42,7 @@ def guarded(name: str, probe: Callable[..., list[Finding]], *arguments) -> list[
     try:
         return probe(*arguments)
     except Exception as error:
-        return [Finding(name, "problem", f"could not look: {type(error).__name__}: {error}", "report this as a bug")]
+        return [Finding(name, "problem", f"could not look: {errors.named(error)}", "report this as a bug")]
 
 
 # ---- the device, in a child process --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from tpu_lab import doctor
+from tpu_lab import doctor, errors
 from tpu_lab.doctor_probes import Finding, Machine
 from tpu_lab.viz import number
 
@@ -179,7 +179,7 @@ def imports(names: dict[str, str] | None = None) -> list[Finding]:
                 raise ModuleNotFoundError(f"No module named {module!r}")
             versions.append(f"{package} {metadata.version(package)}")
         except Exception as error:  # a broken shared library raises what it likes
-            said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            said = " ".join(errors.named(error).split())[:160]
             findings.append(
                 Finding(f"import {module}", "problem", said, f"pip install {package}, or make the environment anew")
             )

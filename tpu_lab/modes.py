@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import torch
 
-from tpu_lab import snapshot, splice, twin
+from tpu_lab import errors, snapshot, splice, twin
 from tpu_lab import trace as _trace
 from tpu_lab.backend import forget
 from tpu_lab.profile import Profile, profile
@@ -222,7 +222,7 @@ def _nothing_compiled():
 
 def _why(error: Exception) -> str:
     """The line of a compiler's error that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in errors.text(error).splitlines() if line.strip()] or [type(error).__name__]
     told = lines[1] if len(lines) > 1 and lines[0].endswith("raised:") else lines[0]
     return told if told.startswith(type(error).__name__) else f"{type(error).__name__}: {told}"
 
@@ -243,7 +243,7 @@ class _Native:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first = (errors.text(error).splitlines() or [type(error).__name__])[0]
         self.failed = f"{first}: give cpu=, a function that runs the same step on the CPU"
 
     def run(self, calls: int, warm: bool = False) -> None:

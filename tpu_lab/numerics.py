@@ -17,6 +17,7 @@ import ml_dtypes  # noqa: F401  numpy learns bfloat16
 import numpy as np
 import torch
 
+from tpu_lab import errors
 from tpu_lab import trace as _trace
 from tpu_lab.viz import compared, nonfinite
 from tpu_lab.viz.compared import Difference
@@ -139,7 +140,7 @@ class _Search:
         return Looked(
             made=self.made, came_in=self.came_in, chain=tuple(self.chain), near=tuple(s for _, s in self.near),
             count=self.count, phases=tuple(p for p in ("forward", "backward", "optimizer") if p in self.phases),
-            error="" if error is None else f"{type(error).__name__}: {error}",
+            error="" if error is None else errors.named(error),
         )  # fmt: skip
 
 

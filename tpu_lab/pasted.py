@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tpu_lab import errors
+
 FILE = "model.py"
 LARGEST = 2**24  # numbers in an input: more would keep a page waiting
 PATIENCE = 60  # seconds
@@ -116,7 +118,7 @@ def said(error: BaseException, code: str, doing: str) -> str:
     if isinstance(error, SyntaxError) and error.filename == FILE:
         through, words = [error.lineno], f"Python cannot read it, {error.msg}"
     else:
-        words = " ".join(str(error).split())[:400] or "it says no more"
+        words = errors.line(error, 400) or "it says no more"
         words = "this ends the program" if isinstance(error, SystemExit) else words
         if not isinstance(error, TookTooLong) and (through or not isinstance(error, ValueError)):
             words = f"{type(error).__name__}, {words}"

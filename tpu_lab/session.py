@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Callable
 
+from tpu_lab import errors
 from tpu_lab import trace as _trace
 from tpu_lab.trace import Trace
 
@@ -124,9 +125,9 @@ class Session:
                 _hook("executor", "flush")("synchronize")
         trace.marks.append(("block end", time.perf_counter_ns()))
         _cpu(trace)
-        if error is not None:
-            trace.meta["error"] = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         try:
+            if error is not None:
+                trace.meta["error"] = errors.named(error)
             _hook("launches", "drain")()
             _hook("live", "finish")(trace)
         finally:

@@ -80,13 +80,14 @@ def _(double):
         check.attempt(double, torch.tensor([1.0, 2.0, 3.0])),
         title="go there",
         test=_test,
+        ran=(),
         right="It lives on the device.",
-        why="The multiplication ran there, and nothing came back.",
+        why="The doubling ran there, and so its result is there, too.",
         todo="One line is enough.",
         hints=(
             "where is `x` when the function begins, and where should it be?",
             'a method moves it: `x.to("tpu")`.',
-            "what is on the device is multiplied there: move first, or double first and move then.",
+            "what is on the device is multiplied there, and what is on the CPU is multiplied here: move first.",
         ),
     )
     go_there
@@ -274,6 +275,7 @@ def _(gradient):
         tried_gradient,
         title="a gradient",
         test=_test,
+        ran=("backward",),
         right="The gradient agrees with the one by hand.",
         why="Backward ops ran on the device, too: each names the forward op that it belongs to.",
         todo="One expression is enough.",

@@ -16,13 +16,15 @@ __generated_with = "0.25.2"
 app = marimo.App(width="medium", app_title="Tutorial 02: lower an op yourself")
 
 with app.setup:
+    import tpu_lab  # before jax: it tells jax whether a chip is there, and jax does not have to look
+
+    # isort: split
     import warnings
 
     import jax.numpy as jnp
     import marimo as mo
     import torch
 
-    import tpu_lab
     from tpu_lab import check
 
     aten = torch.ops.aten

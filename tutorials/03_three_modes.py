@@ -179,6 +179,7 @@ def _(quick, x):
         title="a mode for a block",
         test=_test,
         par={"launches": 1, "misses": 1, "bytes": 64 * 128 * 4 + 4},
+        ran=("elementwise", "reduce"),
         right="One launch.",
         why="Only `x` was read and only the sum was written: what is between lives inside the program.",
         todo="One call is enough.",
@@ -290,7 +291,16 @@ def _(train):
             return "the losses are not those of the loop as it was."
         if len(trace.steps) != len(_expected):
             return f"the optimizer stepped {len(trace.steps)} times, not {len(_expected)}."
+        after = [launch for launch in trace.launches if launch.step == len(trace.steps) and launch.cache != "hit"]
         early = [launch for launch in trace.launches if launch.reason != "step end" and launch.step < len(trace.steps)]
+        if len(early) < 2 and after:
+            ops = ", ".join(dict.fromkeys(trace.ops[i].name.split(".")[1] for i in after[0].ops))
+            return check.Disagree(
+                f"the steps are right, and `{after[0].code.partition('  #')[0]}` makes one program more after them, for `{ops}`: "
+                "read the losses one by one.",
+                at=after[0],
+                record=f"p.trace.launches[{after[0].index}]",
+            )
         if len(early) < 2:
             return None
         late = [op for op in trace.ops if op.launch is not None and op.phase == "optimizer"]
@@ -308,6 +318,7 @@ def _(train):
         title="read the loss without a flush",
         test=_test,
         par={"launches": 1, "misses": 2},
+        ran=check.TRAINING,
         right="One launch a step.",
         why="The first two steps make a program each, as the optimizer's state is new in the first.",
         todo="Two short expressions are enough.",

@@ -239,7 +239,7 @@ def _():
     Decoding asks for the likeliest letter at place 0, then 1, then 2 ... Written as `logits[0, k].argmax()`, the Python
     number `k` says *where in memory* to look. It is a part of the program: 8 places, 8 misses, cause `view`.
 
-    A tensor's **values** are never part of a key. Do: give back the same number as a tensor, for any place, with 1 miss.
+    A tensor's **values** are never part of a key. Do: give back the same number as a tensor on the device, for any place, with 1 miss.
     """)
     return
 
@@ -260,14 +260,21 @@ def _(letters, likeliest, model):
         found = []
         for k in range(8):
             place = likeliest(logits, k)
-            found.append(place.item() if isinstance(place, torch.Tensor) and place.numel() == 1 else place)
-        return found if any(place is not None for place in found) else None
+            there = isinstance(place, torch.Tensor) and place.device.type == "tpu"
+            found.append((place.item() if there and place.numel() == 1 else place, there))
+        return found if any(place is not None for place, _ in found) else None
 
     def _test(tried):
-        for k, (mine, right) in enumerate(zip(tried.value, _logits[0, :8].cpu().argmax(-1).tolist(), strict=True)):
+        rights = _logits[0, :8].cpu().argmax(-1).tolist()
+        for k, ((mine, there), right) in enumerate(zip(tried.value, rights, strict=True)):
+            tensor = isinstance(mine, torch.Tensor)
+            if not there:
+                said = f"a tensor on `{mine.device}`" if tensor else f"a Python `{type(mine).__name__}`"
+                return f"at place {k} `likeliest` gives {said}, and a tensor on the device is asked for."
+            if tensor:
+                return f"at place {k} `likeliest` gives a tensor of {mine.numel()} values, and one is asked for."
             if mine != right:
-                said = "a tensor with more than one value" if isinstance(mine, torch.Tensor) else f"{mine!r}"
-                return f"at place {k} the likeliest letter is number {right}, and `likeliest` gives {said}."
+                return f"at place {k} the likeliest letter is number {right}, and `likeliest` gives {mine!r}."
         again = [made for made in tried.profile.trace.compiles if made.cause == "view"]
         if len(tried.profile.trace.compiles) > 1 and again:
             return check.Disagree(
@@ -282,6 +289,7 @@ def _(letters, likeliest, model):
         title="a number that changes",
         test=_test,
         par={"misses": 1},
+        ran=(),
         right="One program for all places.",
         why="Where to look is an input now.",
         todo="Two lines are enough.",

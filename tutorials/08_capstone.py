@@ -204,8 +204,8 @@ def _():
     ## 8.3 to 8.5 · Better by any means
 
     Do: the same training in fewer launches (8.3), with fewer misses (8.4), moving fewer bytes in less time (8.5). Begin
-    with a copy of `slow`. Change the attention, the order, the shapes, whatever you like. It trains the same model with the
-    same batches, and gives back the same losses, as numbers. The three checks look at the same run.
+    with a copy of `slow`. Change the attention, the order, the shapes, whatever you like. It trains the same model on
+    the device, with the same batches, and gives back the same losses, as numbers. The three checks look at the same run.
 
     Par is what the solution reaches, and in time what `slow` took. Better than par is possible, and the check says so.
     """)
@@ -263,6 +263,7 @@ def _(before, train, was):
         title="few launches",
         test=_early,
         par={"launches": 1},
+        ran=check.TRAINING,
         right="One launch a step.",
         why=f"`slow` takes {was['launches']:.0f}.",
         todo="8.3, 8.4 and 8.5 look at it.",
@@ -279,6 +280,7 @@ def _(before, train, was):
         title="few misses",
         test=_again,
         par={"misses": 3},
+        ran=check.TRAINING,
         right="One program for the steps.",
         why=f"`slow` makes {was['misses']:.0f}. AdamW's state is new in the first step, so that step has a program of its own.",
         todo="The same `train`.",
@@ -294,6 +296,7 @@ def _(before, train, was):
         title="few bytes, little time",
         test=_same,
         par={"bytes": 561_284, "time": was["time"]},
+        ran=check.TRAINING,
         right="Few bytes.",
         why="Between the ops of one program nothing is written. Time shows how it went on this computer, and does not decide.",
         todo="The same `train`.",

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from tpu_lab import trace
+from tpu_lab import errors, trace
 from tpu_lab.backend import (
     bits,
     bounds,
@@ -145,7 +145,7 @@ class CompiledGraph:
         self.untraceable = True
         warnings.warn(
             f"torch.compile: {'an' if self.phase == 'inference' else 'a'} {self.phase} graph of {len(self.describe())} ops runs op by op on 'tpu', because one of them "
-            f"cannot be part of a program: {str(error).splitlines()[0]}",
+            f"cannot be part of a program: {(errors.text(error).splitlines() or [type(error).__name__])[0]}",
             fallback.FallbackWarning,
             stacklevel=3,
         )

@@ -15,7 +15,7 @@ import warnings
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tpu_lab import trace
+from tpu_lab import errors, trace
 from tpu_lab.backend import dispatch, executor, host, overlap, recorder, signature, state, storage, where
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
@@ -148,7 +148,7 @@ def _halves(args, kwargs, error) -> torch.dtype | None:
     its GPU's.
     """
     found = {t.dtype for t in signature.tensors_in([*args, *kwargs.values()], []) if t.is_floating_point()}
-    if not found & HALVES or not (LACKS_HALF.search(str(error)) or torch.is_autocast_enabled("tpu")):
+    if not found & HALVES or not (LACKS_HALF.search(errors.text(error)) or torch.is_autocast_enabled("tpu")):
         return None
     return functools.reduce(torch.promote_types, found)
 

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from tpu_lab import trace
+from tpu_lab import errors, trace
 from tpu_lab.backend import (
     bits,
     dispatch,
@@ -85,7 +85,7 @@ def untraceable(error) -> bool:
     """A decomposition that wants values, or an inner op that cannot be traced: not the user's fault."""
     import jax
 
-    return isinstance(error, (NotImplementedError, jax.errors.ConcretizationTypeError)) or "being traced" in str(error)
+    return isinstance(error, (NotImplementedError, jax.errors.ConcretizationTypeError)) or "being traced" in errors.text(error)
 
 
 def _moved(record, args, kwargs, error):

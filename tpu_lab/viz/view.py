@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping
 
 from markupsafe import Markup
 
+from tpu_lab import errors
 from tpu_lab.viz import theme
 from tpu_lab.viz.marks import style
 
@@ -45,7 +46,7 @@ class View:
         try:
             return self._rows()
         except AttributeError as error:  # would look like a missing attribute of ours, and ask __getattr__ for rows again
-            raise RuntimeError(f"the rows of the {self.name} view cannot be made: {error}") from error
+            raise RuntimeError(f"the rows of the {self.name} view cannot be made: {errors.text(error)}") from error
 
     @cached_property
     def body(self) -> Markup:
