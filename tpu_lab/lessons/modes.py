@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tpu_lab.difference import compare
 from tpu_lab.modes import Comparison
 from tpu_lab.profile import Profile
 from tpu_lab.viz import number, page
@@ -17,7 +18,8 @@ def changed(before: Comparison, after: Comparison) -> str | None:
     ]
     if not common:
         return None
-    return f"What changed, {common[0]}: {before.profiles[common[0]].diff(after.profiles[common[0]]).title}"
+    two = (seen.profiles[common[0]].metrics for seen in (before, after))
+    return f"What changed, {common[0]}: {compare(*two, median=True).title}"  # the picture below it shows medians
 
 
 def costs(seen: Comparison) -> list[dict[str, Any]]:
