@@ -65,12 +65,17 @@ def costs_table(seen: Comparison) -> page.Piece:
     )
 
 
-def chip_table(rows: Sequence[Mapping[str, Any]], chip: str) -> page.Piece:
-    """The rows of `on_chip` as a table."""
+def sizes(chosen: Mapping[str, Any]) -> str:
+    """`d128 L3 B64`: the settings of a step."""
+    return f"d{chosen['width']} L{chosen['layers']} B{chosen['batch']}"
+
+
+def chip_table(rows: Sequence[Mapping[str, Any]], chip: str, of: str) -> page.Piece:
+    """The rows of `on_chip` as a table. of: the settings they are for."""
     return page.table(
         [
             {
-                "mode": row["mode"],
+                f"mode, {of}": row["mode"],
                 "programs a step": row["programs"],
                 "MiB through HBM": number.sig(row["moved"] / 2**20),
                 "MiB of VMEM, at most": number.sig(row["vmem"] / 2**20),
@@ -78,5 +83,5 @@ def chip_table(rows: Sequence[Mapping[str, Any]], chip: str) -> page.Piece:
             }
             for row in rows
         ],
-        caption=f"The fused and the compiled step on {chip}",
+        caption=f"The fused and the compiled step on {chip}, for {of}",
     )
