@@ -76,7 +76,7 @@ def chip_table(rows: Sequence[Mapping[str, Any]], chip: str, of: str) -> page.Pi
         [
             {
                 f"mode, {of}": row["mode"],
-                "programs a step": row["programs"],
+                "programs of several ops": row["programs"],
                 "MiB through HBM": number.sig(row["moved"] / 2**20),
                 "MiB of VMEM, at most": number.sig(row["vmem"] / 2**20),
                 "no step is faster than": f"≥ {number.time(row['bound'])}",
