@@ -25,7 +25,7 @@ with app.setup:
     import tpu_lab
     from tpu_lab.lessons import dlrm as lesson
     from tpu_lab.lessons.dlrm import ahead  # noqa: F401  what is compiled ahead of time for the default settings
-    from tpu_lab.lessons.runs import MODES, called
+    from tpu_lab.lessons.runs import MODES, called, once
     from tpu_lab.models import data, dlrm
     from tpu_lab.targets import target
     from tpu_lab.viz import ahead as made_ahead
@@ -253,7 +253,7 @@ def _():
         ## Each op under its roof
 
         In fused mode a step is one launch, and nobody saw the single op. In **strict** mode each op is a launch, so
-        each has a time. The first time, some sixty programs are compiled for it.
+        each has a time. The first time, each op and shape is a program that is compiled for it.
         """),
         apart,
     )
@@ -286,18 +286,19 @@ def _(params):
 def _(chosen, here, short, stored, params):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
     on_tpu, figures, how, refused = stored["view"], stored["figures"], stored.words_at_first, ""
+    sizes = lesson.sizes(stored.params)
     if here.value:
         try:
             _compiled = short.profile.on(params["chip"])
             on_tpu, how = _compiled.view, "compiled now, for the settings above"
-            figures = [lesson.figure(_compiled, chosen["joined"])]
+            figures, sizes = [lesson.figure(_compiled, chosen["joined"])], lesson.sizes(chosen)
         except (tpu_lab.aot.CompileError, ValueError) as error:
             refused = str(error)
-    return figures, how, on_tpu, refused
+    return figures, how, on_tpu, refused, sizes
 
 
 @app.cell(hide_code=True)
-def _(figures, here, how, on_tpu, params, refused):
+def _(figures, here, how, on_tpu, params, refused, sizes):
     _chip = target(params["chip"])
     page.stack(
         mo.md(f"""
@@ -310,7 +311,10 @@ def _(figures, here, how, on_tpu, params, refused):
         here,
         page.code(refused) if refused else None,
         page.table(
-            [dict(zip(("tables", "gathers", "scatters", "HBM takes", "arithmetic takes"), row)) for row in figures],
+            [
+                dict(zip((f"tables, {sizes}", "gathers", "scatters", "HBM takes", "arithmetic takes"), row))
+                for row in figures
+            ],
             caption="The step on the TPU, with seven tables and with one",
         ),
         on_tpu,
@@ -321,16 +325,18 @@ def _(figures, here, how, on_tpu, params, refused):
 @app.cell(hide_code=True)
 def _(params):
     more = mo.ui.run_button(label=f"Train a new model for {params['longer']} steps")
+    trained = {}  # what was trained last, by its settings
     page.stack(mo.md("## Will it be late?\n\nWith the controls above, in fused mode."), more)
-    return (more,)
+    return more, trained
 
 
 @app.cell
-def _(chosen, columns, late, more, params):
+def _(chosen, columns, late, more, params, trained):
     longer, scores, reached = None, None, None
     if more.value or mo.app_meta().mode in AT_ONCE:
         _said = f"Training {params['longer']} steps"
-        longer = run({**chosen, "mode": "fused"}, params["longer"], params, columns, _said)
+        _chosen = {**chosen, "mode": "fused"}
+        longer = once(trained, (run, f"{_chosen}"), lambda: run(_chosen, params["longer"], params, columns, _said))
         scores = lesson.judge(longer.model, columns, params["device"])
         reached = dlrm.auc(scores, late[-lesson.UNSEEN :])
     return longer, reached, scores
@@ -343,13 +349,13 @@ def _(baseline, late, longer, scores):
 
 
 @app.cell(hide_code=True)
-def _(reached, shares, to_beat):
+def _(reached, shares, strict, to_beat):
     _told = f"It ranks late flights with an AUC of {reached:.3f}." if reached else "The button trains it."
     mo.md(f"""
     ## What we saw
 
     - Lookups, their gradients and the optimizer move {shares[lesson.LOOKUPS][1] + shares[lesson.OPTIMIZER][1]:.0%} of a step's bytes
-      and do none of its matmuls. Their roof is the memory's: faster arithmetic cannot help, fewer bytes can.
+      and do none of its matmuls. {lesson.roof_words(strict and strict.profile)}
     - One table for all names gives the same model with fewer lookups.
     - {_told} A logistic regression that sees no names has {to_beat:.3f}.
 

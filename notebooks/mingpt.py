@@ -25,7 +25,7 @@ with app.setup:
     import tpu_lab
     from tpu_lab.lessons import mingpt as lesson
     from tpu_lab.lessons.mingpt import ahead  # noqa: F401  what is compiled ahead of time for the default settings
-    from tpu_lab.lessons.runs import MODES, called, eager, programs
+    from tpu_lab.lessons.runs import MODES, called, eager, once, programs
     from tpu_lab.models import data, decode, mingpt
     from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
@@ -277,7 +277,7 @@ def _(chosen, here, how, measure, now, params, refused, stored, view, yours):
         """),
         page.panel(("this computer", measure), (f"TPU {params['chip']}", now)),
         page.code(refused) if refused else None,
-        lesson.mfu_curve(params["chip"], stored["mfu"], here),
+        lesson.mfu_curve(params["chip"], stored["mfu"], here, lesson.sizes(stored.params)),
         _how_much,
         mo.accordion(
             {f"This step on a TPU {params['chip']}: does it fit, where its bytes are, what padding costs": view}
@@ -289,6 +289,7 @@ def _(chosen, here, how, measure, now, params, refused, stored, view, yours):
 @app.cell(hide_code=True)
 def _(params):
     more = mo.ui.run_button(label=f"Train a new model for {params['longer']} steps")
+    trained = {}  # what was trained last, by its settings
     _prose = mo.md("""
     ## Let it write
 
@@ -296,14 +297,16 @@ def _(params):
     controls above; in strict mode that takes longest.
     """)
     page.stack(_prose, more)
-    return (more,)
+    return more, trained
 
 
 @app.cell
-def _(chosen, config, more, params, short):
+def _(chosen, config, more, params, short, trained):
     longer = short
     if more.value or mo.app_meta().mode == "script":
-        longer = run(config, chosen, params["longer"], params["device"], f"Training {params['longer']} steps")
+        _steps = params["longer"]
+        _made = lambda: run(config, chosen, _steps, params["device"], f"Training {_steps} steps")  # noqa: E731
+        longer = once(trained, (run, f"{config} {chosen}"), _made)
     return (longer,)
 
 
@@ -388,8 +391,8 @@ def _(growing, longer, paired, params, static, stored):
     - The loss fell from {longer.losses[0]:.2f} to {longer.losses[-1]:.2f} nats a character, and is
       {longer.held_out:.2f} on text that the model never saw: {_better} than the {paired:.2f} of who sees one character.
     - {_ops:,} ops ran as {_launches:,} launches. The mode changes the launches and the time; the losses stay.
-    - A longer sequence uses the weights more often: at most {_low:.0%} of a {params["chip"]} at {_first} characters,
-      {_high:.0%} at {_last}.
+    - A longer sequence uses the weights more often: with {lesson.sizes(stored.params)} at most {_low:.0%} of a
+      {params["chip"]} at {_first} characters, {_high:.0%} at {_last}.
     - To write with a cache: {_cached}.
 
     Now try: twice the batch (does a step take twice as long?), `compile`, bfloat16, or the smallest width, where nearly

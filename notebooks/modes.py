@@ -232,24 +232,24 @@ def _(params):
 
 
 @app.cell
-def _(here, params, seen, stored):
+def _(chosen, here, params, seen, stored):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
     on_tpu, memory, groups, refused = stored["rows"], stored["memory"], stored["groups"], ""
-    how = stored.words_at_first
+    how, sizes = stored.words_at_first, lesson.sizes(stored.params)
     if here.value:
         try:
             _made, _rows = lesson.on_chip(seen.profiles if seen is not None else {}, params["chip"])
             if not _rows:
                 raise ValueError("Choose fused or compiled above: in the others a step is many small programs")
-            on_tpu, how = _rows, "compiled now, for the settings above"
+            on_tpu, how, sizes = _rows, "compiled now, for the settings above", lesson.sizes(chosen)
             memory, groups = (getattr(next(iter(_made.values())), name) for name in ("view", "fusions"))
         except (tpu_lab.aot.CompileError, ValueError) as error:
             refused = str(error)
-    return groups, how, memory, on_tpu, refused
+    return groups, how, memory, on_tpu, refused, sizes
 
 
 @app.cell(hide_code=True)
-def _(groups, here, how, memory, on_tpu, params, refused):
+def _(groups, here, how, memory, on_tpu, params, refused, sizes):
     page.stack(
         mo.md(f"""
         ## The same step on a TPU {params["chip"]}
@@ -259,25 +259,25 @@ def _(groups, here, how, memory, on_tpu, params, refused):
         """),
         here,
         page.code(refused) if refused else None,
-        lesson.chip_table(on_tpu, params["chip"]),
+        lesson.chip_table(on_tpu, params["chip"], sizes),
         mo.accordion({f"Memory and padding on {params['chip']}": memory, "Groups on the source": groups}),
     )
     return
 
 
 @app.cell(hide_code=True)
-def _(on_tpu, params, seen):
+def _(on_tpu, params, seen, sizes):
     _rows = lesson.costs(seen) if seen is not None else []
     _launches = ", ".join(f"{row['launches a step']} {row['mode']}" for row in _rows)
+    _same = f"The losses are the same in every mode, within {TOLERANCE:g} of their size. " if len(_rows) > 1 else ""
     _tpu = " and ".join(f"{number.size(row['moved'])} {row['mode']}" for row in on_tpu)
     mo.md(f"""
     ## What we saw
 
-    - The losses are the same in every mode, within {TOLERANCE:g} of their size: a mode decides *when* an op runs, and
-      with which others, never *what* it computes.
+    - {_same}A mode decides *when* an op runs, and with which others, never *what* it computes.
     - Launches a step: {_launches or "no mode was chosen"}.
     - Programs are made in a mode's first steps, unless another mode has just made them, and then found again.
-    - On {params["chip"]} a step moves {_tpu} through HBM.
+    - On {params["chip"]} a step with {sizes} moves {_tpu} through HBM.
 
     Now try: eight layers (which of the modes feels it?), or a width of 512, where the device has more to do than the
     host. Then `your_model.py`: the same questions of a model of yours.

@@ -25,7 +25,7 @@ with app.setup:
     import tpu_lab
     from tpu_lab.lessons import resnet as lesson
     from tpu_lab.lessons.resnet import ahead  # noqa: F401  what is compiled ahead of time for the default settings
-    from tpu_lab.lessons.runs import called, eager
+    from tpu_lab.lessons.runs import called, eager, once
     from tpu_lab.models import data, resnet
     from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
@@ -179,22 +179,23 @@ def _(params):
 
 
 @app.cell
-def _(now, params, profile, stored):
+def _(batch, channels, now, params, profile, stored):
     # Without libtpu there is no compiler for a TPU: then this says so, and what is stored stays.
     groups, memory, how, refused = stored["groups"], stored["memory"], stored.words_at_first, ""
+    both = f"C{stored.params['channels']} B{stored.params['batch']}"  # what CPU and TPU are compared for
     if now.value:
         try:
             _compiled = profile.on(params["chip"])
             groups, memory, how = _compiled.fusions, _compiled.view, "compiled now, for the settings above"
+            both = f"C{channels.value} B{batch.value}"
         except (tpu_lab.aot.CompileError, ValueError) as error:
             refused = str(error)
-    return groups, how, memory, refused
+    return both, groups, how, memory, refused
 
 
 @app.cell(hide_code=True)
-def _(groups, how, now, params, profile, refused):
-    _tpu = groups.rows[~groups.rows.compiler.str.contains("CPU")]
-    _cpu = profile.fusions.rows
+def _(both, groups, how, now, params, refused):
+    _cpu, _tpu = lesson.sides(groups.rows)
     page.stack(
         mo.md(f"""
         ## The same step on a TPU {params["chip"]}
@@ -204,17 +205,20 @@ def _(groups, how, now, params, profile, refused):
         """),
         now,
         page.code(refused) if refused else None,
-        lesson.ends_table(_cpu, _tpu, params["chip"]),
+        lesson.ends_table(_cpu, _tpu, params["chip"], both),
         page.facts(
-            ("{} of {}".format(*lesson.with_company(_cpu)), "convolution kernels also hold a norm or relu: CPU"),
-            ("{} of {}".format(*lesson.with_company(_tpu)), f"the same on {params['chip']}"),
+            (
+                "{} of {}".format(*lesson.with_company(_cpu)),
+                f"convolution kernels also hold a norm or relu: CPU, {both}",
+            ),
+            ("{} of {}".format(*lesson.with_company(_tpu)), f"the same on {params['chip']}, {both}"),
         ),
     )
     return
 
 
 @app.cell(hide_code=True)
-def _(groups, memory, params, stored):
+def _(both, groups, memory, params, stored):
     _batches = [row["batch"] for row in stored["padding"]]
     _factors = [row["held"] / row["useful"] for row in stored["padding"]]
     page.stack(
@@ -233,7 +237,9 @@ def _(groups, memory, params, stored):
                 levels=[(1, "no waste")],
                 at=_batches,
             ),
-            mo.ui.tabs({f"Memory and padding on {params['chip']}": memory, "Groups on the source": groups}),
+            mo.ui.tabs(
+                {f"Memory and padding on {params['chip']}, {both}": memory, f"Groups on the source, {both}": groups}
+            ),
         ),
     )
     return
@@ -242,17 +248,20 @@ def _(groups, memory, params, stored):
 @app.cell(hide_code=True)
 def _(params):
     longer = mo.ui.run_button(label=f"Train {params['epochs']} times over the digits")
+    trained = {}  # what was trained last, by its settings
     page.stack(mo.md("## Let it learn\n\nWith the controls above; wide networks take longest."), longer)
-    return (longer,)
+    return longer, trained
 
 
 @app.cell
-def _(batch, channels, labels, longer, params, x):
+def _(batch, channels, labels, longer, params, trained, x):
     losses, seen = [], None
     if longer.value or mo.app_meta().mode == "script":
         _steps = max(4, params["epochs"] * SPLIT // batch.value)
-        _said = f"Training {_steps} steps"
-        _trained, losses = run(channels.value, batch.value, _steps, params["rate"], params["device"], x, labels, _said)
+        _chosen = (channels.value, batch.value, _steps, params["rate"], params["device"])
+        _trained, losses = once(
+            trained, (run, *_chosen), lambda: run(*_chosen, x, labels, f"Training {_chosen[2]} steps")
+        )
         seen = lesson.read(_trained, x[SPLIT:], params["device"])
     accuracy = None if seen is None else (seen == labels[SPLIT:]).float().mean().item()
     return accuracy, losses, seen
@@ -271,16 +280,17 @@ def _(accuracy, images, labels, losses, seen):
 
 
 @app.cell(hide_code=True)
-def _(accuracy, groups, params, profile):
-    _cpu, _tpu = profile.fusions.rows, groups.rows[~groups.rows.compiler.str.contains("CPU")]
+def _(accuracy, both, groups, params, profile):
+    _cpu, _tpu = lesson.sides(groups.rows)
+    _groups = (profile.fusions.rows.ops.str.len() > 0).sum()
     _read = f"It reads {accuracy:.1%} of the test digits right." if accuracy else "The button trains it to 96%."
     mo.md(f"""
     ## What we saw
 
-    - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {(_cpu.ops.str.len() > 0).sum()} groups on this machine.
+    - {len(profile.metrics.ops_in(profile.metrics.span))} ops of a step run as {_groups} groups on this machine.
       Groups end where a value must be complete or is read in several places; relu and norm's last step join freely.
-    - {lesson.with_company(_cpu)[0]} of {lesson.with_company(_cpu)[1]} convolution kernels hold a norm or relu as well here, and
-      {lesson.with_company(_tpu)[0]} of {lesson.with_company(_tpu)[1]} on {params["chip"]}.
+    - With {both}, {lesson.with_company(_cpu)[0]} of {lesson.with_company(_cpu)[1]} convolution kernels hold a norm or relu as well
+      on a CPU, and {lesson.with_company(_tpu)[0]} of {lesson.with_company(_tpu)[1]} on {params["chip"]}.
     - On {params["chip"]} the batch fills the tile's 128 lanes: a small batch wastes most of it.
     - {_read}
 
@@ -295,7 +305,7 @@ def _(accuracy, batch, channels, first_losses, groups, params, profile, stored):
     _at_first = (channels.value, batch.value) == (params["channels"], params["batch"])
     assert len(first_losses) == params["steps"] and profile.trace.launches, "the steps ran on the device"
     assert profile.fusions.rows.saved.sum() > 0, "fusing saves bytes"
-    _on_tpu = lesson.with_company(groups.rows[~groups.rows.compiler.str.contains("CPU")])
+    _on_tpu = lesson.with_company(lesson.sides(groups.rows)[1])
     assert _on_tpu[0] / _on_tpu[1] > 0.5, "the TPU's compiler joins most convolutions with what follows"
     assert stored["padding"][0]["held"] / stored["padding"][0]["useful"] > 4, "a small batch wastes most of the tile"
     assert accuracy is None or not _at_first or accuracy >= params["accuracy"], "it learned to read"

@@ -23,7 +23,7 @@ with app.setup:
 
     import tpu_lab
     from tpu_lab.lessons import unet as lesson
-    from tpu_lab.lessons.runs import called, compiling, eager, programs
+    from tpu_lab.lessons.runs import called, compiling, eager, once, programs
     from tpu_lab.models import data, unet
     from tpu_lab.viz import ahead as made_ahead
     from tpu_lab.viz import page
@@ -218,6 +218,7 @@ def _(bucketed, now, params, stored):
 @app.cell(hide_code=True)
 def _(params):
     longer = mo.ui.run_button(label=f"Train for {params['steps']} steps")
+    trained = {}  # what was trained last, by its settings
     page.stack(
         mo.md("""
         ## Does it take the noise off?
@@ -228,7 +229,7 @@ def _(params):
         """),
         longer,
     )
-    return (longer,)
+    return longer, trained
 
 
 @app.function
@@ -259,10 +260,14 @@ def _():
 
 
 @app.cell
-def _(config, longer, noisy, params):
+def _(config, longer, noisy, params, trained):
     losses, seconds, restored = [], 0.0, None
     if longer.value or mo.app_meta().mode == "script":
-        _model, losses, seconds = train(config, params["steps"], params["rate"], params["device"])
+        _model, losses, seconds = once(
+            trained,
+            (train, f"{config}"),
+            lambda: train(config, params["steps"], params["rate"], params["device"]),
+        )
         with torch.no_grad():
             restored = denoise(_model, noisy[None], 2, params["device"])[0]
     return losses, restored, seconds

@@ -68,7 +68,7 @@ def _(example, params):
     go = mo.ui.run_button(label="Run this code")
     page.stack(
         code,
-        page.panel(("shape of the input: 8, 3, 32, 32 or i64[8, 64]", shape), ("", go)),
+        page.panel(("shape of the input: 8, 3, 32, 32 or i64[8, 64]; of two: 4, 8; 4, 1", shape), ("", go)),
     )
     return code, go, offered, shape
 

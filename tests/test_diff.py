@@ -9,10 +9,11 @@ import pytest
 from fixtures import traces
 
 import tpu_lab
+from tpu_lab import difference
 from tpu_lab.chips import Peak
 from tpu_lab.difference import Spread, compare, differ, noise
 from tpu_lab.metrics import Metrics
-from tpu_lab.viz import diff
+from tpu_lab.viz import diff, summary
 
 GOLDEN = Path(__file__).parent / "fixtures" / "golden"
 PEAK = Peak(182e9, "f32", "this CPU’s f32 matmul", "a test")
@@ -84,9 +85,50 @@ def test_a_slower_step_is_found():
     before, after = traces.mingpt(), traces.mingpt()
     slow = Metrics(replace_device(after, 1.5), PEAK)
     d = compare(Metrics(before, PEAK), slow)
-    assert re.fullmatch("Step 13[0-9] → (19|20)[0-9]\u00a0ms", d.title)
+    assert re.fullmatch("The same programs, step 13[0-9] → (19|20)[0-9]\u00a0ms", d.title)
     assert d["device"].changed and d["MFU"].after < d["MFU"].before
     assert sum(c.ns[1] for c in d.lines) == pytest.approx(1.5 * sum(c.ns[0] for c in d.lines), rel=1e-3)
+
+
+def test_the_sentence_and_the_report_say_one_time():
+    """On a page of a notebook they stand one above the other."""
+    before, after = PAIRS["modes"]()
+    said = re.search(r"step (\S+) → (\S+)\u00a0ms", compare(before, after).title)
+    for figure, m in zip(said.groups(), (before, after), strict=True):
+        assert f"{figure}\u00a0ms a step" in summary.draw(m).title
+    middle = compare(before, after, median=True)["step"]
+    assert (middle.before, middle.after) == tuple(s.median for s in middle.spread)
+
+
+def test_one_slow_step_is_no_change():
+    before, after = (Spread.of([*range(100, 110), last]) for last in (109, 2000))
+    assert after.mean > 2 * before.mean and not difference._moved(before, after)
+    assert not difference._moved(Spread.of([1000, *range(90, 100)]), Spread.of(range(110, 120))), "the means go down"
+    assert difference._moved(before, Spread.of(range(120, 130)))
+
+
+def test_a_cold_cache_is_no_news():
+    """The same programs as before, but new to this session."""
+    before, after = traces.mingpt(), traces.mingpt()
+    for trace, outcome in ((before, "hit"), (after, "miss")):
+        trace.launches[:2] = [replace(r, cache=outcome) for r in trace.launches[:2]]
+    d = compare(Metrics(before, PEAK, 1e9), Metrics(after, PEAK, 1e9))
+    assert d["compile misses"].changed and not d["programs in all"].changed
+    assert d.title.startswith("No difference above noise, ± ")
+    after.launches[1] = replace(after.launches[1], key="one more")
+    assert compare(Metrics(before, PEAK, 1e9), Metrics(after, PEAK, 1e9)).title.startswith("0 misses became 2, time")
+
+
+def test_another_type_is_told_with_what_it_did():
+    before, after = traces.mingpt(), traces.mingpt()
+    after.ops[:] = [replace(o, inputs=tuple(one.replace("f32", "bf16") for one in o.inputs)) for o in after.ops]
+    d = compare(Metrics(before, PEAK), Metrics(after, PEAK))
+    assert re.fullmatch("Matmuls in bf16 instead of f32: time the same within noise, ± [0-9.]+%", d.title)
+
+
+def test_times_all_over_are_not_called_the_same(monkeypatch):
+    monkeypatch.setattr(difference, "SCATTERED", 1e-9)
+    assert compare(*PAIRS["same"]()).title == "Times too scattered to compare"
 
 
 def replace_device(trace, factor):

@@ -62,6 +62,13 @@ def test_what_only_moves_is_in_the_table_and_not_on_the_axis(three):
     assert "2 and 3 move bytes" in view.text() and "100\u00a0GFLOP/s: this CPU\u2019s f32 matmul, measured here".replace("\u00a0", " ") in view.text()
 
 
+def test_a_long_file_name_is_cut_and_its_line_never(three):
+    three.ops[:] = [replace(o, file="a_file_with_a_long_name.py", line=1000 + o.line) for o in three.ops]
+    view = roofline.draw(Metrics(three, PEAK))
+    assert view.text().count("ong_name.py:100") == 3
+    assert "<span>a_file_with_a_long_name.py</span><span>:1001</span>" in view.html
+
+
 def test_area_is_time_and_points_stand_where_the_axes_say(three):
     r = theory.Roofline(Metrics(three, PEAK))
     plot = roof_plot.plot(r, [("1", r.points[0]), ("3", r.points[2])])

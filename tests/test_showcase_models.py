@@ -10,9 +10,9 @@ from tpu_lab.lessons import dlrm as dlrm_lesson
 from tpu_lab.lessons import mingpt as lesson
 from tpu_lab.lessons import resnet as resnet_lesson
 from tpu_lab.lessons import unet as unet_lesson
-from tpu_lab.lessons.runs import programs
+from tpu_lab.lessons.runs import once, programs
 from tpu_lab.models import data, dlrm, mingpt, unet
-from tpu_lab.viz import ahead
+from tpu_lab.viz import ahead, roofline
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,8 @@ def test_mingpt_mfu_grows_with_the_sequence(small_mingpt):
     assert [length for length, _ in small_mingpt[1]["here"]] == [8, 16] and all(
         share for _, share in small_mingpt[1]["here"]
     )
-    html = lesson.mfu_curve("v6e", stored, small_mingpt[1]["here"]).html
+    html = lesson.mfu_curve("v6e", stored, small_mingpt[1]["here"], "d64 L2 B8").html
+    assert "With d64 L2 B8 v6e can use" in html and "this machine, with the settings above, " in html
     assert ">v6e, at most<" in html and ">here, measured<" in html and "nan" not in html
 
 
@@ -112,6 +113,25 @@ def test_dlrm_strict_mode_measures_each_op(small_dlrm):
     assert small_dlrm["strict"].losses == pytest.approx(small_dlrm["short"].losses[:2], rel=1e-5)
 
 
+def test_dlrm_the_recap_says_what_was_measured(small_dlrm, monkeypatch):
+    profile = small_dlrm["strict"].profile
+    assert dlrm_lesson.roof_words(None).endswith("the button measures.")
+    monkeypatch.setattr(roofline, "NEAR", 1e9)
+    assert "neither roof explains their time" in dlrm_lesson.roof_words(profile)
+    monkeypatch.setattr(roofline, "NEAR", 0.0)
+    assert "fewer bytes help" in dlrm_lesson.roof_words(profile)
+
+
+def test_a_second_press_with_the_same_settings_trains_nothing():
+    held, made = {}, []
+
+    def train(*settings):
+        return once(held, settings, lambda: made.append(settings) or settings)
+
+    assert [train(8, 32), train(8, 32), train(16, 32), train(8, 32)] == [(8, 32), (8, 32), (16, 32), (8, 32)]
+    assert made == [(8, 32), (16, 32), (8, 32)] and len(held) == 1, "the last is kept, and no more"
+
+
 def test_dlrm_the_auc_is_the_share_of_pairs_in_order():
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(5, (60,), generator=generator).float()  # many are equal
@@ -136,9 +156,13 @@ def test_dlrm_one_table_for_all_names_gives_what_seven_give():
     torch.testing.assert_close(one.to("tpu")(*(part.to("tpu") for part in rest)).cpu(), seven(*rest))
 
 
-def test_resnet_learns_and_shows_where_fusions_end():
-    module = load("resnet")
-    _, definitions = module.app.run(defs={"params": SMALL["resnet"]})
+@pytest.fixture(scope="module")
+def small_resnet():
+    return load("resnet").app.run(defs={"params": SMALL["resnet"]})
+
+
+def test_resnet_learns_and_shows_where_fusions_end(small_resnet):
+    _, definitions = small_resnet
     profile, rows = definitions["profile"], definitions["profile"].fusions.rows
     assert definitions["accuracy"] > 0.15 and len(definitions["losses"]) == 62
     assert [launch.cache for launch in profile.trace.launches[-4:]] == ["hit"] * 4, "one program for all steps"
@@ -158,6 +182,15 @@ def test_resnet_on_a_tpu_joins_norms_and_fills_the_lanes_with_the_batch():
     assert joined > convolutions / 2
     factors = [row["held"] / row["useful"] for row in stored["padding"]]
     assert factors == sorted(factors, reverse=True) and factors[0] > 8 and factors[-1] < 1.1
+
+
+def test_resnet_sets_beside_one_another_what_is_of_the_same_settings(small_resnet):
+    stored = ahead.of("resnet")
+    cpu, tpu = resnet_lesson.sides(stored["groups"].rows)
+    assert set(cpu.compiler) == {"XLA:CPU"} and set(tpu.compiler) == {"XLA:TPU v6e"}
+    shown = "".join(output.html for output in small_resnet[0] if hasattr(output, "html"))  # of other channels and batch
+    assert ">where a group ends, C8 B32<" in shown and "hold a norm or relu: CPU, C8 B32<" in shown
+    assert f">{len(resnet_lesson.ends(cpu)['it is a result of the program'])}<" in shown
 
 
 @pytest.fixture(scope="module")

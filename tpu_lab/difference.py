@@ -1,32 +1,35 @@
 """Two profiles of the same work: what changed from one to the other, and what of it is more than noise.
 
-Times are medians of the steady steps, `±` is half of what the middle half of them spans (half the distance of the
-quartiles). Two times differ when these middle halves do not touch; with fewer than three steps on a side nobody knows
-the noise, and no difference is claimed. Counts and bytes are exact.
+A step's time is the mean of the steady steps, as the report of one profile says it. Two times differ when their means
+and their medians are both further apart, the same way, than the middle halves of the steps reach (half the distance of the
+quartiles, on either side): one slow step among many moves a mean, and is no change. With fewer than three steps on a side
+nobody knows the noise, and no difference is claimed. Counts and bytes are exact.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from tpu_lab.metrics import PARTS, Metrics, Step
+from tpu_lab.metrics import PARTS, Metrics, Split, Step
 from tpu_lab.place import op_name, short_file
 from tpu_lab.viz import number
 
 ENOUGH = 3  # steps by which noise is known
+SCATTERED = 0.5  # of a step: no reader can use a larger "within noise"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Values of several steps: their lower median (one that was measured), and half the distance of the quartiles."""
+    """Values of several steps: their lower median (one that was measured), half the distance of the quartiles, and the mean."""
 
     median: float
     half: float | None  # None for a single value
     n: int
+    mean: float = float("nan")
 
     @classmethod
     def of(cls, values) -> Spread:
@@ -34,7 +37,8 @@ class Spread:
         if not values:
             return cls(float("nan"), None, 0)
         low, high = np.percentile(values, [25, 75])
-        return cls(float(statistics.median_low(values)), float(high - low) / 2 if len(values) > 1 else None, len(values))
+        half = float(high - low) / 2 if len(values) > 1 else None
+        return cls(float(statistics.median_low(values)), half, len(values), float(statistics.fmean(values)))
 
 
 def counted(m: Metrics) -> tuple[Step, ...]:
@@ -46,6 +50,12 @@ def typical(m: Metrics) -> Step:
     """The step of median time among the counted ones."""
     steps = sorted(counted(m), key=lambda s: s.ns)
     return steps[(len(steps) - 1) // 2]
+
+
+def mean_split(m: Metrics) -> Split:
+    """The parts of the counted steps' mean: those of the report where there are steady steps."""
+    splits = [s.split for s in counted(m)]
+    return Split(*(statistics.fmean(getattr(split, f.name) for split in splits) for f in fields(Split)))
 
 
 def mode(m: Metrics) -> str:
@@ -64,9 +74,9 @@ def peak_live(m: Metrics) -> int | None:
     return max(found, default=None)
 
 
-def mfu(m: Metrics) -> float | None:
-    """Model FLOPs / (time of the typical step x peak), compile time left out; None without a peak, FLOPs or time."""
-    split = typical(m).split
+def mfu(m: Metrics, median: bool = False) -> float | None:
+    """Model FLOPs / (time of a step x peak), compile time left out; None without a peak, FLOPs or time."""
+    split = typical(m).split if median else mean_split(m)
     time = split.total - split.compile
     return m.flops / (time * 1e-9 * m.peak.flops) if m.peak is not None and m.flops and time > 0 else None
 
@@ -122,20 +132,22 @@ class Difference:
         return next(q for q in self.quantities if q.name == name)
 
 
-def compare(before: Metrics, after: Metrics) -> Difference:
-    """The difference of two profiles of the same work."""
-    quantities = _quantities(before, after)
+def compare(before: Metrics, after: Metrics, median: bool = False) -> Difference:
+    """The difference of two profiles of the same work. median: a step's time is the median, for a page that shows medians."""
+    quantities = _quantities(before, after, median)
     return Difference(before, after, quantities, _lines(before, after), _ops(before, after), _title(before, after, quantities))
 
 
-def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
+def _quantities(a: Metrics, b: Metrics, median: bool) -> tuple[Quantity, ...]:
     times = (Spread.of(s.ns for s in counted(a)), Spread.of(s.ns for s in counted(b)))
-    out = [Quantity("step" if a.steady and b.steady else "block", "time", times[0].median, times[1].median, differ(*times), times)]
+    shown = [t.median if median else t.mean for t in times]
+    out = [Quantity("step" if a.steady and b.steady else "block", "time", shown[0], shown[1], _moved(*times), times)]
     x, y = (typical(m) for m in (a, b))
-    for name in PARTS:  # of the typical step: they add up to it
+    splits = [typical(m).split if median else mean_split(m) for m in (a, b)]
+    for name in PARTS:  # of the step that is shown: they add up to it
         parts = (_part(a, name.lower()), _part(b, name.lower()))
-        own = [getattr(s.split, name.lower()) for s in (x, y)]
-        out.append(Quantity(name, "time", own[0], own[1], differ(*parts) and _large(parts, times), parts))
+        own = [getattr(split, name.lower()) for split in splits]
+        out.append(Quantity(name, "time", own[0], own[1], _moved(*parts) and _large(parts, times), parts))
     run = [m.launches_in(s) for m, s in ((a, x), (b, y))]
 
     def exact(name, kind, values) -> Quantity:
@@ -146,12 +158,13 @@ def _quantities(a: Metrics, b: Metrics) -> tuple[Quantity, ...]:
     misses = [m.outcomes()["miss"] for m in (a, b)]
     ops = [s.ops[1] - s.ops[0] for s in (x, y)]
     disk = [m.outcomes()["disk"] for m in (a, b)]
-    used = [mfu(m) for m in (a, b)]
+    used = [mfu(m, median) for m in (a, b)]
     return (
         *out,
         exact("launches", "count", [len(r) for r in run]),
         exact("launches of several ops", "count", [sum(len(r.ops) > 1 for r in launches) for launches in run]),
         exact("programs", "count", [len({r.key for r in launches}) for launches in run]),
+        exact("programs in all", "count", [len({r.key for r in m.trace.launches}) for m in (a, b)]),
         exact("ops", "count", ops),
         exact("compile misses", "count", misses),
         exact("disk hits", "count", disk),
@@ -172,6 +185,14 @@ def differ(a: Spread, b: Spread) -> bool:
     if min(a.n, b.n) < ENOUGH or a.half is None or b.half is None:
         return False
     return abs(a.median - b.median) > a.half + b.half
+
+
+def _moved(a: Spread, b: Spread) -> bool:
+    """Do two sets of times differ, and their means the same way and as far?"""
+    if not differ(a, b):
+        return False
+    gap = (b.mean - a.mean) * (1 if b.median > a.median else -1)
+    return gap > (a.half or 0.0) + (b.half or 0.0)
 
 
 def noise(a: Spread, b: Spread) -> float | None:
@@ -215,7 +236,10 @@ def _ops(a: Metrics, b: Metrics) -> tuple[OpChange, ...]:
 
 
 def _title(a: Metrics, b: Metrics, quantities) -> str:
-    """`Fused instead of strict: 743 launches became 1, step 190 → 145 ms`: what was changed, and what came of it."""
+    """`Fused instead of strict: 743 launches became 1, step 190 → 145 ms`: what was changed, and what came of it.
+
+    A miss is news where other programs were needed; where a program is only new to this session, it is none.
+    """
     q = {x.name: x for x in quantities}
     if not (a.trace.launches or b.trace.launches):
         return "No op ran on 'tpu' in either profile"
@@ -231,7 +255,7 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
         clauses.append(_became(q["launches"], "launch", "launches"))
     elif _much(q["bytes in and out"]):
         clauses.append(f"bytes in and out {arrow(q['bytes in and out'])}")
-    elif q["compile misses"].changed:
+    elif q["programs in all"].changed and q["compile misses"].changed:
         clauses.append(_became(q["compile misses"], "miss", "misses"))
     elif q["ops"].changed:
         clauses.append(_became(q["ops"], "op", "ops"))
@@ -239,19 +263,45 @@ def _title(a: Metrics, b: Metrics, quantities) -> str:
         clauses.append(f"bytes in and out {arrow(q['bytes in and out'])}")
     assert time.spread is not None
     limit = noise(*time.spread)
+    instead = _instead(a, b)
     if time.changed:
+        if not clauses and not instead and _programs(a) == _programs(b):
+            clauses.append("the same programs")  # then it is the host or the machine that has changed
         clauses.append(f"{time.name} {arrow(time)}")
+    elif limit is not None and limit > SCATTERED:
+        clauses.append("times too scattered to compare")
+    elif limit is not None and (clauses or instead):
+        clauses.append(f"time the same within noise, \u00b1 {number.percent(limit, 2)}")
     elif limit is not None:
-        clauses.append(f"time the same within noise, \u00b1 {number.percent(limit, 2)}" if clauses else "")
-    elif not clauses:
-        return f"{time.name.capitalize()} {arrow(time)}, too few steps to tell a difference from noise"
-    if clauses == [""]:
         return f"No difference above noise, \u00b1 {number.percent(limit, 2)}"
-    text = ", ".join(c for c in clauses if c)
-    modes = mode(a), mode(b)
+    elif not clauses:
+        clauses.append(f"{time.name} {arrow(time)}, too few steps to tell a difference from noise")
+    text = ", ".join(clauses)
+    return f"{instead}: {text}" if instead else text[0].upper() + text[1:]
+
+
+def _instead(a: Metrics, b: Metrics) -> str:
+    """`Fused instead of strict`, `Matmuls in bf16 instead of f32`; "" when both are the same in both."""
+    modes, types = (mode(a), mode(b)), (_multiplied(a), _multiplied(b))
     if modes[0] != modes[1] and all(modes):
-        return f"{modes[1].capitalize()} instead of {modes[0]}: {text}"
-    return text[0].upper() + text[1:]
+        return f"{modes[1].capitalize()} instead of {modes[0]}"
+    if types[0] != types[1] and all(types):
+        return f"Matmuls in {types[1]} instead of {types[0]}"
+    return ""
+
+
+def _multiplied(m: Metrics) -> str:
+    """The type that most of the FLOPs of the typical step's matmuls are done in: "f32"; "" without a matmul."""
+    work: Counter = Counter()
+    for op in m.ops_in(typical(m)):
+        if op.kind == "matmul" and op.inputs:
+            work[str(op.inputs[-1]).partition("[")[0]] += op.flops
+    return work.most_common(1)[0][0] if work else ""
+
+
+def _programs(m: Metrics) -> Counter:
+    """The programs that the typical step launches, and how often each."""
+    return Counter(r.key for r in m.launches_in(typical(m)))
 
 
 def _much(q: Quantity) -> bool:

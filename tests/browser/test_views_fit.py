@@ -151,6 +151,19 @@ def test_the_smallest_share_and_the_longest_figure_fit(page):
     assert "&lt;0.001 <" in figure and page.evaluate(CUT) == []
 
 
+@pytest.mark.parametrize("width", [760, 860, 930, 1000, 1100])
+def test_no_line_number_of_the_roofline_is_cut(page, width):
+    trace = traces.mingpt(4)
+    trace.ops[:] = [replace(o, file="a_model_with_a_name.py", line=100 + o.line) for o in trace.ops]
+    page.set_viewport_size({"width": width, "height": 800})
+    show(page, Profile(trace, peak_flops=182e9).roofline.html)
+    lines = page.locator(".roof .where .at > :last-child")
+    seen = "e => [e.textContent, e.scrollWidth - e.clientWidth, e.closest('td').getBoundingClientRect().right - e.getBoundingClientRect().right]"
+    found = [one.evaluate(seen) for one in lines.all()]
+    assert len(found) == 8 and any("bwd" in row for row in page.locator(".roof .where").all_inner_texts())
+    assert all(re.fullmatch(":1[0-9]{2}", text) and hidden <= 0 and room >= 0 for text, hidden, room in found), found
+
+
 def test_marks_can_be_seen_and_read(page, profiles):
     profile = profiles["stored"]
     op = next(o for o in profile.metrics.ops_in(profile.metrics.span) if o.kind == "matmul")

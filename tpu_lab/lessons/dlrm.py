@@ -15,7 +15,7 @@ from tpu_lab.lessons.runs import eager
 from tpu_lab.models import dlrm
 from tpu_lab.profile import Profile
 from tpu_lab.roofline import Roofline
-from tpu_lab.viz import number, page
+from tpu_lab.viz import number, page, roofline
 
 UNSEEN, PART = 65_536, 16_384  # flights held out, and how many of them are judged at a time
 LOOKUPS, OPTIMIZER = "lookups and their gradients", "optimizer"
@@ -24,6 +24,11 @@ LOOKUPS, OPTIMIZER = "lookups and their gradients", "optimizer"
 def config_of(chosen: Mapping[str, Any]) -> dlrm.Config:
     """The model's sizes; it sees three measures of the flight and six of the weather."""
     return dlrm.Config(width=chosen["width"], rows=chosen["rows"], joined=chosen["joined"], measures=9)
+
+
+def sizes(chosen: Mapping[str, Any]) -> str:
+    """`d32 B512`: the settings of a step, but for its tables."""
+    return f"d{chosen['width']} B{chosen['batch']}"
 
 
 def logistic(measured: Tensor, late: Tensor) -> Tensor:
@@ -97,6 +102,22 @@ def under_roofs(profile: Profile) -> page.Piece:
             (f"{100 * lookup.possible / roofs.peak:.2g}%", "of the peak is all that its roof allows"),
         ),
     )
+
+
+def roof_words(profile: Profile | None) -> str:
+    """What bounds the lookups and the optimizer, and how near to it they come where they were measured."""
+    bound = "Their roof is the memory's, far below the arithmetic's."
+    if profile is None:
+        return f"{bound} How near they come to it, the button measures."
+    own = [
+        p for p in Roofline(profile.metrics).points if p.cost.name.startswith("tables") or p.cost.phase == "optimizer"
+    ]
+    best = max((p.reached for p in own if p.measured and p.reached), default=None)
+    if best is None:
+        return bound
+    if best < roofline.NEAR:
+        return f"{bound} Measured here they reach {number.percent(best, 2)} of it at best: neither roof explains their time."
+    return f"{bound} Measured here they reach up to {number.percent(best, 2)} of it: fewer bytes help, faster arithmetic does not."
 
 
 def figure(compiled: Any, joined: bool) -> list[Any]:

@@ -27,12 +27,21 @@ def loss_curve(losses: Sequence[float], guess: float, alone: float, paired: floa
     )
 
 
-def mfu_curve(chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tuple[int, float]] = ()) -> page.Piece:
-    """MFU over the length of a sequence: at most on the chip, and measured here. (characters, share of the peak) each."""
-    said = f"{chip} can use {on_chip[0][1]:.0%} of its peak at {on_chip[0][0]} characters, {on_chip[-1][1]:.0%} at {on_chip[-1][0]}"
+def sizes(params: Mapping[str, Any]) -> str:
+    """`d64 L2 B8`: the settings of a model, but for the length of its texts."""
+    return f"d{params['width']} L{params['layers']} B{params['batch']}"
+
+
+def mfu_curve(
+    chip: str, on_chip: Sequence[tuple[int, float]], here: Sequence[tuple[int, float]] = (), of: str = ""
+) -> page.Piece:
+    """MFU over the length of a sequence: at most on the chip, and measured here. (characters, share of the peak) each.
+
+    of: the settings that the chip's line is for; what is measured here is of those on the page."""
+    said = f"{f'With {of} ' if of else ''}{chip} can use {on_chip[0][1]:.0%} of its peak at {on_chip[0][0]} characters, {on_chip[-1][1]:.0%} at {on_chip[-1][0]}"
     if here:
         best = max(here, key=lambda point: point[1])
-        said += f"; this machine uses {best[1]:.0%} at best"
+        said += f"; this machine, with the settings above, {best[1]:.0%} at best"
     lengths = sorted({length for length, _ in (*on_chip, *here)})
     lines = {f"{chip}, at most": dict(on_chip), "here, measured": dict(here)}
     return page.curve(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tpu_lab.difference import compare
 from tpu_lab.modes import Comparison
 from tpu_lab.profile import Profile
 from tpu_lab.viz import number, page
@@ -17,7 +18,8 @@ def changed(before: Comparison, after: Comparison) -> str | None:
     ]
     if not common:
         return None
-    return f"What changed, {common[0]}: {before.profiles[common[0]].diff(after.profiles[common[0]]).title}"
+    two = (seen.profiles[common[0]].metrics for seen in (before, after))
+    return f"What changed, {common[0]}: {compare(*two, median=True).title}"  # the picture below it shows medians
 
 
 def costs(seen: Comparison) -> list[dict[str, Any]]:
@@ -63,18 +65,23 @@ def costs_table(seen: Comparison) -> page.Piece:
     )
 
 
-def chip_table(rows: Sequence[Mapping[str, Any]], chip: str) -> page.Piece:
-    """The rows of `on_chip` as a table."""
+def sizes(chosen: Mapping[str, Any]) -> str:
+    """`d128 L3 B64`: the settings of a step."""
+    return f"d{chosen['width']} L{chosen['layers']} B{chosen['batch']}"
+
+
+def chip_table(rows: Sequence[Mapping[str, Any]], chip: str, of: str) -> page.Piece:
+    """The rows of `on_chip` as a table. of: the settings they are for."""
     return page.table(
         [
             {
-                "mode": row["mode"],
-                "programs a step": row["programs"],
+                f"mode, {of}": row["mode"],
+                "programs of several ops": row["programs"],
                 "MiB through HBM": number.sig(row["moved"] / 2**20),
                 "MiB of VMEM, at most": number.sig(row["vmem"] / 2**20),
                 "no step is faster than": f"≥ {number.time(row['bound'])}",
             }
             for row in rows
         ],
-        caption=f"The fused and the compiled step on {chip}",
+        caption=f"The fused and the compiled step on {chip}, for {of}",
     )

@@ -5,7 +5,9 @@ The modes are strict, debug, fused, and "compile", where the model is compiled a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +15,7 @@ from tpu_lab.backend import forget
 from tpu_lab.profile import Profile
 
 MODES = ("strict", "debug", "fused", "compile")
+Made = TypeVar("Made")
 
 
 def eager(mode: str) -> AbstractContextManager:
@@ -25,6 +28,18 @@ def eager(mode: str) -> AbstractContextManager:
 def called(model: torch.nn.Module, mode: str) -> torch.nn.Module:
     """What to call: the model, or, in mode "compile", the compiled one over the same weights."""
     return forget.compiled(model) if mode == "compile" else model
+
+
+def once(held: dict[Hashable, Made], settings: Hashable, make: Callable[[], Made]) -> Made:
+    """What was made last when it was for the same settings, else what `make` gives now.
+
+    A training starts from a seed, so the same settings give the same. The second press of a double click waits until the
+    first has trained, and would do all of it again.
+    """
+    if settings not in held:
+        held.clear()
+        held[settings] = make()
+    return held[settings]
 
 
 def programs(profile: Profile) -> int:

@@ -10,13 +10,12 @@ from tpu_lab.difference import (
     LineChange,
     OpChange,
     Quantity,
-    Spread,
     arrow,
     compare,
     counted,
+    mean_split,
     mode,
     noise,
-    typical,
     write,
 )
 from tpu_lab.metrics import Metrics
@@ -161,7 +160,7 @@ def _model(d: Difference) -> Model:
         d.title, tuple(_meta(a, b)), _sides(a, b), tuple(_part(q) for q in d.quantities if q.name in PAINTS and (q.before or q.after)),
         tuple(_row(q) for q in named if q.before or q.after),
         unit, tuple(_line(c, factor) for c in shown), _others(rest, factor), tuple(_only(d.ops, side) for side in ("before", "after")),
-        f"median \u00b1 half of the middle half; {told}; a line\u2019s time is its ops\u2019 share of their launches",
+        f"mean \u00b1 its standard error; {told}; a line\u2019s time is its ops\u2019 share of their launches",
     )  # fmt: skip
 
 
@@ -178,27 +177,27 @@ def _meta(a: Metrics, b: Metrics) -> list[tuple[str, bool]]:
 
 
 def _sides(a: Metrics, b: Metrics) -> tuple[Side, ...]:
-    longest = max(typical(m).split.total for m in (a, b)) or 1.0
+    longest = max(mean_split(m).total for m in (a, b)) or 1.0
     return tuple(_side(name, m, longest) for name, m in (("before", a), ("after", b)))
 
 
 def _side(name: str, m: Metrics, longest: float) -> Side:
-    step = typical(m)
+    split = mean_split(m)
     matmul = m.matmul_share if m.ops_time.sum() else 1.0
     segments = []
-    for part, ns in step.split.parts():
+    for part, ns in split.parts():
         if part == "device":
             both = ((matmul, "matmul", "device, matmul"), (1 - matmul, "other", "device, other"))
-            segments += [Segment(ns * s / (step.split.total or 1), p, f"{w}: {number.time(ns * s)}") for s, p, w in both if ns * s > 0]
+            segments += [Segment(ns * s / (split.total or 1), p, f"{w}: {number.time(ns * s)}") for s, p, w in both if ns * s > 0]
         elif ns > 0:
-            segments.append(Segment(ns / step.split.total, PAINTS[part][0], f"{part}: {number.time(ns)}"))
-    spread = Spread.of(s.ns for s in counted(m))
-    pair = number.time_pair(spread.median)
+            segments.append(Segment(ns / split.total, PAINTS[part][0], f"{part}: {number.time(ns)}"))
+    mean, error = number.mean_error(s.ns for s in counted(m))  # as the report has it
+    pair = number.time_pair(mean)
     around = ""
-    if spread.half is not None:
-        around = f"\u00b1 {number.error_like(spread.half, spread.median, number.time_unit(spread.median)[1])}, n = {spread.n}"
-    label = f"{name}: {number.time(step.split.total)}, of it " + ", ".join(f"{p} {number.time(ns)}" for p, ns in step.split.parts() if ns > 0)
-    return Side(name, mode(m), 100 * step.split.total / longest, tuple(segments), pair, around, label)
+    if error is not None:
+        around = f"\u00b1 {number.error_like(error, mean, number.time_unit(mean)[1])}, n = {len(counted(m))}"
+    label = f"{name}: {number.time(split.total)}, of it " + ", ".join(f"{p} {number.time(ns)}" for p, ns in split.parts() if ns > 0)
+    return Side(name, mode(m), 100 * split.total / longest, tuple(segments), pair, around, label)
 
 
 def _part(q: Quantity) -> Row:

@@ -39,7 +39,7 @@ def rows(c: Compared):
                 "ops": step.ops[1] - step.ops[0],
                 "compile_s": sum(x.compile_ns for x in m.trace.launches) / 1e9,
                 "first_step_s": m.steps[0].ns / 1e9 if m.steps else math.nan,
-                "mfu": math.nan if (used := mfu(m)) is None else used,
+                "mfu": math.nan if (used := mfu(m, median=True)) is None else used,
                 "live_bytes": None if (live := peak_live(m)) is None else max(0, live - r.parked),
             }
         none = {"launches": None, "programs": None, "ops": None, "compile_s": math.nan, "first_step_s": math.nan, "mfu": math.nan, "live_bytes": None}

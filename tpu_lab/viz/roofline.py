@@ -243,7 +243,7 @@ def _text(v: Model) -> list:
         style = {"matmul": "matmul", "move": "move", "": "dim"}.get(line.paint, "other")
         x, y, z = line.figures
         words = f"{line.reached} {line.bound}".strip()
-        out.append([(f"{line.number:>4}  ", style), f"{_fit(line.name, 26):<27}{line.way:<7}{_fit(line.place, 17):<18}{x:>8}{y:>8}{z:>10}  {words}"])
+        out.append([(f"{line.number:>4}  ", style), f"{_fit(line.name, 26):<27}{line.way:<7}{_end(line.place, 17):<18}{x:>8}{y:>8}{z:>10}  {words}"])
     out.append([])
     for remark in (*v.remarks, *v.roofs):
         out += [[(part, "dim")] for part in textwrap.wrap(remark, 98)]
@@ -252,3 +252,8 @@ def _text(v: Model) -> list:
 
 def _fit(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "\u2026"
+
+
+def _end(text: str, width: int) -> str:
+    """Cut at its front: a place ends with the line, which is what it is for."""
+    return text if len(text) <= width else "\u2026" + text[1 - width :]
