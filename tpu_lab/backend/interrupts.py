@@ -184,9 +184,16 @@ def _again(hook, dropped) -> None:
         hook(dropped)
 
 
+def _in_a_gate() -> bool:
+    """Is the main thread about to leave a handler? CPython may have called it while torch asks for the device's guard, where
+    nothing may be thrown (pybind11 makes a str() of a name there, and str() looks for signals)."""
+    frame = sys._current_frames().get(_main.ident)
+    return frame is not None and frame.f_code is Gate.__call__.__code__
+
+
 def _computes() -> bool:
     """Does the main thread use a processor? Then it comes back to Python by itself, and a signal of ours, whose handler raises,
-    might meet it where C++ may throw nothing: pybind11 lets handlers run while torch asks for the device's guard."""
+    might meet it where nothing may be thrown."""
     clock = getattr(time, "pthread_getcpuclockid", lambda thread: None)(_main.ident)
     if clock is None:  # not on macOS
         return False
@@ -198,6 +205,8 @@ def _computes() -> bool:
 def _deliver() -> None:
     while True:
         press = _wanted.get()
+        while _in_a_gate():
+            time.sleep(0.0002)
         with _door:
             if press.done:
                 continue
