@@ -112,3 +112,29 @@ def test_what_a_handler_raises_comes_out_whole_in_the_middle_of_steps(done):
 
 def test_a_handler_that_exits_keeps_its_code(done):
     assert done.returncode == 7, (done.stdout, done.stderr[-2000:])
+
+
+def test_nothing_is_raised_while_a_handler_is_being_left():
+    """CPython may call a handler where C++ may throw nothing: what is raised comes out in Python code after it."""
+    code = """
+import queue, signal, threading, time, traceback, tpu_lab
+from tpu_lab.backend import interrupts
+
+interrupts._start()
+gate, places = interrupts.Gate(queue.SimpleQueue().get), []  # get(True, 0.4) waits in C, then raises Empty
+threading.Timer(0.1, interrupts._wanted.put, [interrupts.Press(signal.SIGALRM, TimeoutError("late"))]).start()
+called = False
+while len(places) < 2:
+    try:
+        if not called:
+            called = True
+            gate(True, 0.4)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            pass
+    except (TimeoutError, queue.Empty) as error:
+        places.append((type(error).__name__, traceback.extract_tb(error.__traceback__)[-1].name))
+print(sorted(places))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[('Empty', '<module>'), ('TimeoutError', '<module>')]\n", (done.stdout, done.stderr[-2000:])
