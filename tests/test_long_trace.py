@@ -91,6 +91,8 @@ def test_what_stops_a_block_passes_through_in_every_mode(mode, error):
     assert torch.tpu.eager_mode == before and trace_module.active is None
     assert [o.name for o in p.trace.ops] == ["aten.mul.Tensor", "aten.add.Tensor"]
     assert f"stopped by {error.__name__}" in str(p)
+    if mode == "fused":  # nothing ran within the block
+        assert str(p).startswith("2 ops called, none launched") and p.metrics.flops == 0 and not p.trace.launches
     assert z.cpu().eq(4).all()  # what was deferred still runs
 
 

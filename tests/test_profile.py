@@ -161,6 +161,29 @@ def test_optimizers_that_take_turns_make_one_step(tmp_path):
     assert len(p.metrics.steps) == 6
 
 
+def test_the_closure_of_an_optimizer_is_forward_and_backward():
+    w = torch.nn.Parameter(torch.ones(4, device="tpu"))
+    optimizer = torch.optim.LBFGS([w], max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (w.sin() * w).sum()
+        loss.backward()
+        return loss
+
+    p = tpu_lab.profile(optimizer.step, closure, mode="strict", peak_flops=1e9)
+    phases = {o.name: o.phase for o in p.trace.ops if o.name in ("aten.sin.default", "aten.cos.default", "aten.dot.default")}
+    assert phases == {"aten.sin.default": "forward", "aten.cos.default": "backward", "aten.dot.default": "optimizer"}
+
+
+def test_a_profile_from_a_file_says_what_it_cannot_do(tmp_path, x):
+    tpu_lab.profile(lambda: (x @ x).relu(), mode="fused", peak_flops=1e9).to_json(tmp_path / "p.json")
+    stored = Profile.from_json(tmp_path / "p.json")
+    with pytest.raises(LookupError, match="read from a file.*record it again"):
+        stored.fusions_measured()
+    assert "read from a file" in str(stored.chip_view("v6e"))
+
+
 def test_a_call_that_ends_is_no_optimizer(x):
     p = tpu_lab.profile(lambda: x * 3, mode="fused", peak_flops=1e9)
     assert [r.reason for r in p.trace.launches] == ["call end"] and "optimizer step" not in f"{p}{p.fusions}"

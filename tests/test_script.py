@@ -139,6 +139,17 @@ def test_a_traceback_begins_in_the_script(tmp_path, monkeypatch, text, kind):
     assert "other.py" in shown and "runpy" not in shown and "tpu_lab/script.py" not in shown
 
 
+def test_files_are_written_where_the_command_was_given(tmp_path, monkeypatch, capsys):
+    from tpu_lab import cli
+
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "moves.py").write_text("import os, torch\nos.chdir('inner')\ntorch.ones(3, device='tpu') * 2\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["profile", "-q", "--html", "report.html", "moves.py", "--json", "records.json"]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"inner", "moves.py", "report.html", "records.json"}
+    assert not list((tmp_path / "inner").iterdir())
+
+
 def test_what_follows_a_module_is_the_modules(capfd):
     from tpu_lab import cli
 

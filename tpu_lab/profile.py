@@ -159,7 +159,7 @@ class Profile:
 
         try:
             return v6e.draw(self.on(chip), limit=rows)
-        except (aot.CompileError, ValueError) as error:
+        except (aot.CompileError, ValueError, LookupError) as error:
             return v6e.said(str(error))
 
     def to_html(self, path) -> None:

@@ -26,7 +26,7 @@ def steps(m: Metrics) -> list[Step]:
     """
     calls = [step for step in m.steps if not step.warmup]
     begin = calls[0].start_ns if calls else m.trace.start_ns
-    ends = [ns for ns in m.trace.steps if ns >= begin]
+    ends = [ns for ns in m.trace.step_ends() if ns >= begin]
     if len(ends) < 2 or len(calls) > 1:
         ends = [step.end_ns for step in calls] or [m.trace.end_ns]
 

@@ -59,6 +59,10 @@ def profile(arguments: argparse.Namespace) -> int:
     except options.Mistake as mistake:
         print(f"tpu-lab profile: {mistake}", file=sys.stderr)
         return 2
+    for flags, settings in options.FILES:  # from where the command was given, wherever the script goes
+        name = settings.get("dest", flags[-1].lstrip("-"))
+        if (path := getattr(arguments, name, None)) not in (None, "-"):
+            setattr(arguments, name, os.path.abspath(path))
     recorded, end = run(target, rest, module=arguments.module is not None, mode=arguments.mode)
     sys.stdout.flush()
     _report(recorded, arguments)

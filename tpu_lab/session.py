@@ -123,6 +123,9 @@ class Session:
         if error is None and trace.unlaunched:  # the block's own deferred work belongs to the block
             with contextlib.suppress(Exception):  # its error belongs to whoever reads the value
                 _hook("executor", "flush")("synchronize")
+        elif trace.unlaunched:  # it runs later, if somebody reads its values: not within the block
+            with contextlib.suppress(Exception):
+                _hook("launches", "dropped")(trace)
         trace.marks.append(("block end", time.perf_counter_ns()))
         _cpu(trace)
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from tpu_lab import trace
 from tpu_lab.backend import launches, recorder, where, writer
 
@@ -36,7 +38,7 @@ class Link:
 def write(graph, active: trace.Trace, program, made, start, before, after, counts, token, arrays, out, taken) -> None:
     """Note one launch and its ops. counts: (inputs, outputs, donated); arrays, out, taken: see live.py."""
     launch, site = active.launch_count, graph.link.site_of(graph.phase)
-    phase = "backward" if graph.phase == "backward" else "optimizer" if recorder.optimizer else "forward"
+    phase = "backward" if graph.phase == "backward" else "optimizer" if recorder.optimizer and not torch.is_grad_enabled() else "forward"
     first, infos, link = active.op_count, graph.describe(), graph.link
     active.op_count = first + len(infos)
     if first >= active.limit:

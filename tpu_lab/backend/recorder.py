@@ -46,7 +46,7 @@ def begin(what, start: int, launched: bool = True) -> list | None:
     note = [what, start, entered, 0, None, "", "forward", None, False, index, None, 0, 0, None, False, 0, None, "strict"]
     if _node() is not None:
         _backward(active, note)
-    elif optimizer is not None:
+    elif optimizer is not None and not _grad():  # a closure's forward (LBFGS) is a forward
         note[5:7] = optimizer, "optimizer"
         if active.lines:
             note[4] = _spot()

@@ -154,12 +154,14 @@ def _title(m: Metrics) -> str:
     launches = len(m.launches_in(m.span))
     n = len(m.ops_in(m.span))
     head = f"{number.plural(n, 'op')} run{'s' if n == 1 else ''} as {number.plural(launches, 'launch', 'launches')}"
+    if n and not launches and m.trace.meta.get("error"):
+        head = f"{number.plural(n, 'op')} called, none launched"
     if not n:
         head = f"{number.plural(launches, 'launch', 'launches')} of compiled code"
     split = m.step_split
     name, ns = split.largest()
     share = number.percent(ns / split.total if split.total else 0.0, 2)
-    what = {"device": "on the device", "compile": "compiling", "dispatch": "in dispatch", "transfer": "waiting for values",
+    what = {"device": "on the device", "compile": "compiling" if m.outcomes()["miss"] else "reading programs from disk", "dispatch": "in dispatch", "transfer": "waiting for values",
             "Python": "in Python", "idle": "idle"}[name]  # fmt: skip
     time = number.time(split.total)
     return f"{head}: {time}{' a step' if m.steady else ''}, {share} of it {what}"

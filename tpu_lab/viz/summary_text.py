@@ -90,7 +90,8 @@ def _facts(m: Metrics) -> list[tuple[str, str, str]]:
             (f", HFU {number.percent(m.hfu)}" if m.also_ran else "") + f" of {number.rate(m.peak.flops)} ({m.peak.label})" + (", over 100%: check the peak" if m.mfu > 1 else ""),
         )
     n = m.outcomes()
-    spent = f" ({number.time(m.whole.compile)} to compile)" if m.whole.compile else ""
+    how = "to compile" if n["miss"] else "to read programs from disk"
+    spent = f" ({number.time(m.whole.compile)} {how})" if m.whole.compile else ""
     cached = (
         "cache",
         f"{number.plural(n['hit'], 'hit')}, {number.plural(n['miss'], 'miss', 'misses')}",
