@@ -147,7 +147,6 @@ class Trace:
     waits: list[WaitRecord] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # host clock at the end of each optimizer step
     steppers: list[int] = field(default_factory=list)  # whose step that was: optimizers are numbered as they come
-    optimizers: dict[int, int] = field(default_factory=dict, repr=False, compare=False)  # id -> number
     marks: list[tuple[str, int]] = field(default_factory=list)  # ("warmup end" | "call end" | "step end" | "block end", ns): set by profile()
     live: list[tuple[int, int]] = field(default_factory=list)  # (op index, live bytes on the device after it)
     held: list[HeldRecord] = field(default_factory=list)  # the arrays behind `live`, by the end of their lives
@@ -166,6 +165,7 @@ class Trace:
 
     def __post_init__(self) -> None:
         self.note = self.log.append  # each op calls it, and each array's end
+        self.optimizers: dict[int, int] = {}  # id -> number in `steppers`
 
     def step_ends(self) -> list[int]:
         """The ends of the steps, by optimizer steps. Where several optimizers take turns (a GAN's two) a step ends with
