@@ -113,6 +113,12 @@ def test_the_command_adds_the_workshop_to_the_doctor(monkeypatch, capsys):
 # ---- JupyterLab -----------------------------------------------------------------------------------------------------
 
 
+def test_a_wheelhouse_where_no_folder_can_be_made_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert cli.main(["wheelhouse", str(tmp_path / "file" / "kit")]) == 2
+    assert "cannot be made: Not a directory. Way out" in capsys.readouterr().err
+
+
 def test_without_jupyterlab_one_sentence_says_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr(jupyter, "is_installed", lambda: False)
     assert cli.main(["open", "--jupyter"]) == 1

@@ -63,7 +63,11 @@ def make(arguments: argparse.Namespace) -> int:
     print(shlex.join(collect), flush=True)
     if arguments.dry_run:
         return 0
-    wheels.mkdir(parents=True, exist_ok=True)
+    try:
+        wheels.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"tpu-lab wheelhouse: {wheels} cannot be made: {error.strerror}. Way out: name a folder of yours.", file=sys.stderr)
+        return 2
     if subprocess.run(collect, check=False).returncode:
         print(
             "tpu-lab wheelhouse: pip could not collect the wheels, see above. It needs a network, once.",
