@@ -281,13 +281,14 @@ _MAKES = re.compile(r"aten\.(zeros|zeros_like|full_like|empty_like|clone|new_zer
 def _ops(new: View, old: View) -> str:
     now, before = new.names, old.names
     more, i = len(new.leaves) - len(old.leaves), _common(now, before)
+    counts = f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}"
     if i < min(len(now), len(before)):
         if more > 0 and _MAKES.match(before[i]) and not _MAKES.match(now[i]):
             return f"{more} more input{'s' * (more > 1)}: what {before[i]} made the first time now exists, once (as an optimizer's state does)"
-        return f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}: op {i} is {now[i]}, was {before[i]}"
+        return f"{counts}: op {i} is {now[i]}, was {before[i]}"
     if len(now) > len(before):
-        return f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}: {len(now) - len(before)} more at the end, from {now[len(before)]} on"
-    return f"{len(now)} op{'s' * (len(now) != 1)}, were {len(before)}: it ended {len(before) - len(now)} ops earlier, before {before[len(now)]}"
+        return f"{counts}: {len(now) - len(before)} more at the end, from {now[len(before)]} on"
+    return f"{counts}: it ended {len(before) - len(now)} ops earlier, before {before[len(now)]}"
 
 
 _CHECKS = (

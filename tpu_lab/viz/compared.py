@@ -36,7 +36,7 @@ class Comparison:
     model: str
     found: tuple[Difference, ...]
     silent: bool  # dropout was switched off
-    random: str | bool  # random numbers were drawn all the same: where, or what to do
+    random: str | bool  # False, or what to say of random numbers that were drawn all the same: where, or the way out
     mode: str
     precision: str  # torch.tpu.precision, "" when nobody chose
     tolerance: tuple[float, float] | None  # the caller's
